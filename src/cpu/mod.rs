@@ -4,6 +4,9 @@
 //! columns (tokens) at once: `dot` (gate, up, q, k, v, o, head: row times input) and `axpy` (down: output plus
 //! activation times row). [`Kernels`] holds the versions for this machine, chosen once at run time.
 
+// What is unsafe where an instruction may be missing is not where it is a function in plain Rust.
+#![cfg_attr(emulated, allow(unused_unsafe))]
+
 /// Defines a dot over rows from one over a row and a column, for instruction sets without tiles of registers.
 macro_rules! dot_rows {
     ($(#[$attribute:meta])? $name:ident, $row:ident) => {
@@ -37,6 +40,7 @@ macro_rules! tiles {
 }
 
 pub mod aligned;
+mod arch;
 pub mod attend;
 mod avx2;
 mod avx512;
@@ -263,6 +267,9 @@ impl Isa {
 
     /// Whether this processor has all the instructions.
     pub fn is_supported(self) -> bool {
+        if cfg!(all(emulated, target_arch = "x86_64")) {
+            return true;
+        }
         match self {
             Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]

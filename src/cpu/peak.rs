@@ -79,9 +79,9 @@ const SUMS: usize = 12;
 #[cfg(target_arch = "x86_64")]
 macro_rules! in_registers {
     ($name:ident, $features:literal, $numbers:literal, $zero:ident, $one:expr, |$sum:ident, $a:ident, $b:ident| $add:expr) => {
-        #[target_feature(enable = $features)]
+        #[cfg_attr(not(emulated), target_feature(enable = $features))]
         unsafe fn $name(turns: usize) -> usize {
-            use std::arch::x86_64::*;
+            use crate::cpu::arch::*;
             use std::hint::black_box;
             let mut sums = [0; SUMS].map(|_| black_box($zero()));
             let ($a, $b) = (black_box($one), black_box($one));

@@ -60,7 +60,7 @@ pub fn kernel(isa: Isa) -> Scores {
         Isa::Portable => portable,
         // AVX-512 does not bring the instruction that counts bits of a register (VPOPCNTDQ); without it AVX2's way is used.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if is_x86_feature_detected!("avx512vpopcntdq") => x86::avx512,
+        Isa::Avx512 if cfg!(emulated) || is_x86_feature_detected!("avx512vpopcntdq") => x86::avx512,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::AvxVnni | Isa::Avx2 => x86::avx2,
         #[cfg(not(target_arch = "x86_64"))]
@@ -111,16 +111,16 @@ use generic::portable;
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{BitLine, lines};
-    use std::arch::x86_64::*;
+    use crate::cpu::arch::*;
 
     scores!(
-        #[target_feature(enable = "avx2")]
+        #[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
         avx2,
         count_avx2
     );
 
     /// Eight rows at a time: adding up the lanes of a register costs more than counting the bits of a short row.
-    #[target_feature(enable = "avx512f,avx512vl,avx512vpopcntdq")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512vl,avx512vpopcntdq"))]
     pub(super) unsafe fn avx512(
         rows: *const BitLine,
         count: usize,
@@ -157,7 +157,7 @@ mod x86 {
 
     /// Lane k of the result is the sum of the lanes of `sums[k]`.
     #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f"))]
     fn lane_sums(sums: [__m512i; 8]) -> __m512i {
         let pairs = |a, b| _mm512_add_epi64(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
         let blocks = |a, b| {
@@ -174,7 +174,7 @@ mod x86 {
 
     /// The bits of each half byte are counted by a table of 16 entries, then sums of eight bytes are added up.
     #[inline]
-    #[target_feature(enable = "avx2")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
     unsafe fn count_avx2(row: *const BitLine, column: *const BitLine, lines: usize) -> u64 {
         #[rustfmt::skip]
         let table = _mm256_setr_epi8(

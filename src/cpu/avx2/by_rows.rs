@@ -5,9 +5,9 @@
 use super::tiles::{LANES, WIDTH};
 use super::{load_f16, prefetch};
 use crate::cpu::FloatPanels;
+use crate::cpu::arch::*;
 use crate::cpu::floats::{self, DEPTH, Form, TILE_DEPTH};
 use crate::formats::rows::Quant;
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ struct Buffers {
 }
 
 /// As [`floats::ByRows`].
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 pub(super) unsafe fn by_rows(quant: Quant, rows: &[*const u8], x: &FloatPanels, y: *mut f32, stride: usize) {
     let mut buffers = MaybeUninit::<Buffers>::uninit();
     let all = x.n.div_ceil(WIDTH);
@@ -56,7 +56,7 @@ pub(super) unsafe fn by_rows(quant: Quant, rows: &[*const u8], x: &FloatPanels, 
 
 /// Adds the products of numbers `start..start + DEPTH` to the sums, which begin with the first. `next` are the rows that come then, and from
 /// which number on.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn add_piece(
     quant: Quant,
     rows: &[*const u8],
@@ -130,7 +130,7 @@ impl<'a> Ahead<'a> {
 
 /// Makes numbers `start..start + count` of a row f32.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn open(quant: Quant, row: *const u8, cols: usize, start: usize, count: usize, to: *mut f32) {
     // SAFETY: the caller promises a row, and room.
     unsafe {
@@ -161,7 +161,7 @@ unsafe fn open(quant: Quant, row: *const u8, cols: usize, start: usize, count: u
 
 /// Adds the products of R rows, [`DEPTH`] numbers apart, with a panel of columns to their sums, or begins with them; returns R.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn tile<const R: usize>(
     w: *const f32,
     depth: usize,
@@ -193,7 +193,7 @@ unsafe fn tile<const R: usize>(
 }
 
 /// Writes the sums of so many rows and columns to their places in the output.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn write_out(sums: &[[[f32; WIDTH]; ROWS]; PANELS], rows: usize, columns: usize, y: *mut f32, stride: usize) {
     for b in 0..columns {
         let panel = &sums[b / WIDTH];

@@ -1,8 +1,8 @@
 //! Kernels for rows of floats: of f32, f16 or bf16, by a const parameter.
 
 use super::{Columns, FEW, FLOATS_AHEAD, Rows, load_f16, prefetch, sum1, sum4, whole_rows};
+use crate::cpu::arch::*;
 use half::f16;
-use std::arch::x86_64::*;
 
 /// A tile of several columns works on so many numbers of each row before the next tile: the inputs of four columns then fill half of L1.
 const DEPTH: usize = 1024;
@@ -18,7 +18,7 @@ const fn size(kind: u8) -> usize {
 }
 
 /// The dot kernel.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 pub(super) unsafe fn dot_float<const KIND: u8>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     if x.n <= FEW {
         let ahead = whole_rows(rows.ahead, FLOATS_AHEAD);
@@ -59,7 +59,7 @@ pub(super) unsafe fn dot_float<const KIND: u8>(rows: Rows, count: usize, x: &Col
 
 /// Products of numbers `range` of R rows with N columns.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn float_tile<const KIND: u8, const AHEAD: bool, const R: usize, const N: usize>(
     rows: Rows,
     x: &Columns,
@@ -102,7 +102,7 @@ unsafe fn float_tile<const KIND: u8, const AHEAD: bool, const R: usize, const N:
 
 /// Product of one row with one column, 32 numbers a turn: one cache line of f16.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn dot_one<const KIND: u8, const AHEAD: bool>(row: *const u8, x: *const f32, n: usize, ahead: usize) -> f32 {
     let mut sums = [_mm256_setzero_ps(); 4];
     let whole = n / 32 * 32;
@@ -130,7 +130,7 @@ axpys!(axpy_f16, add_floats, F16, FLOATS_AHEAD);
 axpys!(axpy_bf16, add_floats, BF16, FLOATS_AHEAD);
 
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn add_floats<const KIND: u8, const R: usize>(
     a: [f32; R],
     rows: [*const u8; R],
@@ -180,7 +180,7 @@ unsafe fn add_floats<const KIND: u8, const R: usize>(
 
 /// Numbers i..i+8 of a row.
 #[inline]
-#[target_feature(enable = "avx2,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,f16c"))]
 unsafe fn load_floats<const KIND: u8>(row: *const u8, i: usize) -> __m256 {
     // SAFETY: the caller's promises.
     unsafe {

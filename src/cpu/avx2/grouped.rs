@@ -5,8 +5,8 @@
 //! unsigned, the products of a whole pack fit 16 bits, and eight times the input sum is taken out at the end.
 
 use super::{Columns, FEW, GROUPED_AHEAD, Rows, f16_at, load_f16, prefetch, sum1, whole_rows};
+use crate::cpu::arch::*;
 use crate::formats::rows::{GROUP, PACK};
-use std::arch::x86_64::*;
 
 /// Pointers to the codes, steps and sums of a column.
 type Input = (*const i8, *const f32, *const f32);
@@ -16,7 +16,7 @@ fn inputs<const N: usize>(x: &Columns, first: usize) -> [Input; N] {
 }
 
 /// The dot kernel for q8_0 rows; with FOUR for q4_0 rows.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 pub(super) unsafe fn dot_grouped<const FOUR: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     if x.n <= FEW {
         let rows = Rows { ahead: whole_rows(rows.ahead, GROUPED_AHEAD), ..rows };
@@ -45,7 +45,7 @@ pub(super) unsafe fn dot_grouped<const FOUR: bool>(rows: Rows, count: usize, x: 
 /// Rows one after the other. A function of its own, because so short a loop is slower inside of a long function: a predictor's rows of
 /// q8_0 took 1.02 ms a token there and take 0.68 here (runs/2026-11-22-avx2-sparse).
 #[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn grouped_rows<const FOUR: bool, const N: usize>(
     rows: Rows,
     count: usize,
@@ -65,7 +65,7 @@ unsafe fn grouped_rows<const FOUR: bool, const N: usize>(
 
 /// Products of R rows with N columns.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn grouped_tile<const FOUR: bool, const AHEAD: bool, const R: usize, const N: usize>(
     rows: Rows,
     cols: usize,
@@ -156,7 +156,7 @@ unsafe fn grouped_tile<const FOUR: bool, const AHEAD: bool, const R: usize, cons
 /// Adds the products of the groups behind the last whole pack to `sums`; for q4_0 also returns scales times sums of inputs. Takes and
 /// returns them by value, so that [`grouped_tile`] keeps its sums in registers.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn last_groups<const FOUR: bool, const R: usize, const N: usize>(
     rows: Rows,
     cols: usize,
@@ -204,7 +204,7 @@ axpys!(axpy_q4, add_grouped, true, GROUPED_AHEAD);
 
 /// out += sum of a[r] * row r, in the order of `rows::axpy_place`.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn add_grouped<const FOUR: bool, const R: usize>(
     a: [f32; R],
     rows: [*const u8; R],

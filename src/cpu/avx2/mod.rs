@@ -7,7 +7,7 @@
 /// Defines an axpy from `$add::<$flag, R>(a, rows, out, cols)` over R rows and one column.
 macro_rules! axpys {
     ($name:ident, $add:ident, $flag:expr, $least:ident) => {
-        #[target_feature(enable = "avx2,fma,f16c")]
+        #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
         pub(super) unsafe fn $name(rows: &[*const u8], ahead: usize, a: &[f32], cols: usize, out: &mut [f32]) {
             let n = out.len() / cols;
             tiles!(rows.len(), [4, 2, 1], |R, r| {
@@ -32,12 +32,12 @@ mod grouped;
 mod tiles;
 
 use super::{Columns, Isa, Kernels, Prefill, Rows, by_type, whole_rows};
+use crate::cpu::arch::*;
 use crate::cpu::floats::Tiles;
 use crate::formats::blocks::BlockType;
 use crate::formats::rows::Quant;
 use floats::{axpy_f16, axpy_f32, dot_float};
 use grouped::{axpy_q4, axpy_q8, dot_grouped};
-use std::arch::x86_64::*;
 
 pub const KERNELS: Kernels = Kernels {
     isa: Isa::Avx2,
@@ -91,25 +91,25 @@ fn prefetch(at: *const u8) {
 }
 
 #[inline]
-#[target_feature(enable = "avx2,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,f16c"))]
 unsafe fn load_f16(at: *const u16) -> __m256 {
     _mm256_cvtph_ps(unsafe { _mm_loadu_si128(at.cast()) })
 }
 
 #[inline]
-#[target_feature(enable = "f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "f16c"))]
 unsafe fn f16_at(at: *const u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(unsafe { at.read() } as i32)))
 }
 
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 fn sum4(s: [__m256; 4]) -> f32 {
     sum1(_mm256_add_ps(_mm256_add_ps(s[0], s[1]), _mm256_add_ps(s[2], s[3])))
 }
 
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 fn sum1(s: __m256) -> f32 {
     let halves = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps::<1>(s));
     let pairs = _mm_add_ps(halves, _mm_movehl_ps(halves, halves));

@@ -4,8 +4,8 @@
 // Tiles of registers are indexed: iterators over them do not stay in registers.
 #![allow(clippy::needless_range_loop)]
 
+use crate::cpu::arch::*;
 use crate::cpu::floats::{Form, Out, TURNED, Tiles};
-use std::arch::x86_64::*;
 
 /// Columns of a panel.
 pub(super) const WIDTH: usize = 16;
@@ -29,7 +29,7 @@ struct Square([[f32; EACH]; TURNED]);
 
 /// The first `count` lanes.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 fn first(count: usize) -> __m256i {
     let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(LANES) as i32), lanes)
@@ -37,7 +37,7 @@ fn first(count: usize) -> __m256i {
 
 /// Turns columns of f32. Lines are copied one by one first: columns a power of two apart have their places in L1 in common, where no line would
 /// stay until all of it is turned.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn turn(form: Form, columns: &[*const u8], count: usize, to: *mut f32, stride: usize, lanes: usize) {
     assert!(form == Form::F32 && lanes == TURNED, "rows are not turned");
     let mut square = Square([[0.0; EACH]; TURNED]);
@@ -67,7 +67,7 @@ unsafe fn turn(form: Form, columns: &[*const u8], count: usize, to: *mut f32, st
 
 /// Writes the first `count` lanes. A store under a mask takes a Zen 3 as long as a dozen plain ones, so it is only for what is rare.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn store(to: *mut f32, numbers: __m256, count: usize) {
     // SAFETY: the caller promises `count` numbers.
     unsafe {
@@ -80,7 +80,7 @@ unsafe fn store(to: *mut f32, numbers: __m256, count: usize) {
 
 /// Four numbers of eight columns, each a register with a lane for each column.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn turned(square: &Square, column: usize, number: usize) -> [__m256; 4] {
     // SAFETY: four numbers of each column.
     unsafe {
@@ -98,7 +98,7 @@ unsafe fn turned(square: &Square, column: usize, number: usize) -> [__m256; 4] {
 }
 
 /// A panel's columns by six and four.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn multiply(w: *const f32, depth: usize, x: *const f32, out: Out) {
     let mut c = 0;
     while c < out.columns {
@@ -117,7 +117,7 @@ unsafe fn multiply(w: *const f32, depth: usize, x: *const f32, out: Out) {
 
 /// Two registers of rows by the first N columns; returns N.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn tile<const N: usize>(w: *const f32, depth: usize, x: *const f32, out: Out) -> usize {
     let mut sums = [[_mm256_setzero_ps(); N]; HIGH];
     for k in 0..depth {

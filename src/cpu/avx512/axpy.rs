@@ -1,14 +1,14 @@
 //! The axpy kernels for AVX-512, and `touch`, which reads a row before it is added.
 
 use super::{AHEAD, BF16, F16, F32, bytes_of, f16_at, load_floats, prefetch, prefetch_scales, tail_mask};
+use crate::cpu::arch::*;
 use crate::cpu::whole_rows;
 use crate::formats::rows::{GROUP, PACK};
-use std::arch::x86_64::*;
 
 /// Defines an axpy from `$add::<$flag, R>(a, rows, ahead, out, cols)` over R rows and one column; an `ahead` of 0 asks for nothing.
 macro_rules! axpys {
     ($name:ident, $add:ident, $flag:expr) => {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+        #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
         pub(super) unsafe fn $name<const FAR: bool>(
             rows: &[*const u8],
             ahead: usize,
@@ -40,7 +40,7 @@ axpys!(axpy_q8, add_grouped, false);
 axpys!(axpy_q4, add_grouped, true);
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn add_floats<const KIND: u8, const R: usize>(
     a: [__m512; R],
     rows: [*const u8; R],
@@ -78,7 +78,7 @@ const AND_XOR: i32 = 0x6A;
 
 /// out += sum of a[r] * row r, in the order of `rows::axpy_place`.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn add_grouped<const FOUR: bool, const R: usize>(
     a: [__m512; R],
     rows: [*const u8; R],
@@ -158,7 +158,7 @@ unsafe fn add_grouped<const FOUR: bool, const R: usize>(
 
 /// The groups behind the last whole pack of [`add_grouped`].
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn add_last_groups<const FOUR: bool, const R: usize>(
     a: [__m512; R],
     rows: [*const u8; R],
@@ -194,7 +194,7 @@ const TURN: usize = 4;
 
 /// Without an `ahead`, each turn of four lines prefetches the next four, past L2, so that weights leave inputs and outputs in L1: a
 /// dense token of f16 or q8_0 took 3 % less time in the median on a Zen 4. Prefetches into L2 gained nothing.
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f"))]
 pub(super) unsafe fn touch(row: *const u8, bytes: usize, ahead: usize) {
     let mut all = _mm512_setzero_si512();
     for at in (0..bytes).step_by(64) {

@@ -1,8 +1,8 @@
 //! Tiles of [`crate::cpu::floats`]: 32 rows by 12 columns, 24 sums.
 
 use super::blocks::by_lane;
+use crate::cpu::arch::*;
 use crate::cpu::floats::{Form, Out, TURNED, Tiles};
-use std::arch::x86_64::*;
 
 /// Columns of a tile.
 const WIDTH: usize = 12;
@@ -18,7 +18,7 @@ pub(super) const TILES: Tiles = Tiles { width: WIDTH, high: HIGH * LANES, turn, 
 #[repr(C, align(64))]
 struct Square([[f32; LANES]; TURNED]);
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c"))]
 unsafe fn turn(form: Form, rows: &[*const u8], count: usize, to: *mut f32, stride: usize, lanes: usize) {
     let written = ((1u32 << lanes.min(LANES)) - 1) as u16;
     let mut square = Square([[0.0; LANES]; TURNED]);
@@ -52,7 +52,7 @@ unsafe fn turn(form: Form, rows: &[*const u8], count: usize, to: *mut f32, strid
 
 /// Four numbers of all rows, each a register with a lane for each row.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c"))]
 unsafe fn four(square: &Square, quarter: usize) -> [__m512i; 4] {
     let mut lanes = [_mm512_setzero_si512(); 4];
     for r in 0..4 {
@@ -68,7 +68,7 @@ unsafe fn four(square: &Square, quarter: usize) -> [__m512i; 4] {
     by_lane(lanes)
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c"))]
 unsafe fn multiply(w: *const f32, depth: usize, x: *const f32, out: Out) {
     // SAFETY: the caller's promises.
     unsafe {
@@ -85,7 +85,7 @@ unsafe fn multiply(w: *const f32, depth: usize, x: *const f32, out: Out) {
 
 /// The first R registers of rows by the first N columns.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c"))]
 unsafe fn tile<const R: usize, const N: usize>(w: *const f32, depth: usize, x: *const f32, out: Out) {
     let mut sums = [[_mm512_setzero_ps(); N]; R];
     for c in 0..N.min(out.columns) {

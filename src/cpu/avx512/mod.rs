@@ -16,10 +16,10 @@ mod gemm;
 
 use super::columns::LONG;
 use super::{Columns, Isa, Kernels, Prefill, Rows, by_type, whole_rows};
+use crate::cpu::arch::*;
 use crate::formats::blocks::BlockType;
 use crate::formats::rows::{GROUP, PACK, Quant, ROW_ALIGN};
 use axpy::{axpy_f16, axpy_f32, axpy_q4, axpy_q8, touch};
-use std::arch::x86_64::*;
 
 /// The kernels for this processor's maker, whose hardware decides how rows are best prefetched.
 ///
@@ -92,7 +92,7 @@ const HALVES_AHEAD: usize = 8192;
 const TOGETHER: usize = 8;
 
 /// The dot kernel for rows of floats.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn dot_float<const KIND: u8, const FAR: bool>(
     rows: Rows,
     count: usize,
@@ -165,7 +165,7 @@ unsafe fn dot_float<const KIND: u8, const FAR: bool>(
 
 /// Products of numbers `range` of R rows with N columns.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn float_tile<const KIND: u8, const R: usize, const N: usize>(
     rows: Rows,
     x: &Columns,
@@ -222,7 +222,7 @@ fn prefetch_scales<const FOUR: bool>(row: *const u8, cols: usize, ahead: usize) 
 
 /// Products of R rows with one column. With AHEAD what is read is prefetched, `rows.ahead` bytes before, in the order of memory.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn dot_one<const KIND: u8, const R: usize, const AHEAD: bool>(rows: Rows, x: &[f32]) -> [f32; R] {
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
     let (n, x) = (x.len(), x.as_ptr());
@@ -260,7 +260,7 @@ unsafe fn dot_one<const KIND: u8, const R: usize, const AHEAD: bool>(rows: Rows,
 
 /// The product of a row with a column in f16; prefetches `ahead` bytes before what is read.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn dot_halves<const KIND: u8>(row: *const u8, x: &[u16], ahead: usize) -> f32 {
     let (n, x) = (x.len(), x.as_ptr().cast());
     let mut sums = [_mm512_setzero_ps(); 2];
@@ -283,7 +283,7 @@ unsafe fn dot_halves<const KIND: u8>(row: *const u8, x: &[u16], ahead: usize) ->
 
 /// Products of one row with N columns; reads the row as [`dot_one`] does.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn dot_few<const KIND: u8, const N: usize>(row: *const u8, x: &Columns, first: usize, ahead: usize) -> [f32; N] {
     let xs: [*const f32; N] = std::array::from_fn(|b| x.values(first + b).as_ptr());
     let mut sums = [[_mm512_setzero_ps(); N]; 2];
@@ -314,7 +314,7 @@ unsafe fn dot_few<const KIND: u8, const N: usize>(row: *const u8, x: &Columns, f
 }
 
 /// The dot kernel for q8_0 rows; with FOUR for q4_0 rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn dot_grouped<const FOUR: bool, const FAR: bool>(
     rows: Rows,
     count: usize,
@@ -367,7 +367,7 @@ unsafe fn dot_grouped<const FOUR: bool, const FAR: bool>(
 
 /// Products of R rows with N columns.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn grouped_tile<const FOUR: bool, const AHEAD: bool, const R: usize, const N: usize>(
     rows: Rows,
     x: &Columns,
@@ -431,7 +431,7 @@ unsafe fn grouped_tile<const FOUR: bool, const AHEAD: bool, const R: usize, cons
 
 /// Adds up the lanes of each register. (A closure over an array would be called, not inlined.)
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f"))]
 fn reduce<const R: usize, const N: usize>(sums: &[[__m512; N]; R]) -> [[f32; N]; R] {
     let mut out = [[0.0; N]; R];
     for r in 0..R {
@@ -444,7 +444,7 @@ fn reduce<const R: usize, const N: usize>(sums: &[[__m512; N]; R]) -> [[f32; N];
 
 /// Register k of a pack as unsigned codes.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f"))]
 unsafe fn load_codes<const FOUR: bool>(row: *const u8, pack: usize, k: usize) -> __m512i {
     unsafe {
         if FOUR {
@@ -459,7 +459,7 @@ unsafe fn load_codes<const FOUR: bool>(row: *const u8, pack: usize, k: usize) ->
 
 /// A plain group as unsigned codes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512vl")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512vl"))]
 unsafe fn load_group<const FOUR: bool>(row: *const u8, g: usize) -> __m256i {
     unsafe {
         if FOUR {
@@ -485,7 +485,7 @@ const fn bytes_of<const KIND: u8>(numbers: usize) -> usize {
 
 /// Numbers i..i+16 of a row of floats, those that `mask` names.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl"))]
 unsafe fn load_floats<const KIND: u8>(row: *const u8, i: usize, mask: u16) -> __m512 {
     unsafe {
         match KIND {
@@ -505,7 +505,7 @@ fn tail_mask(left: usize) -> u16 {
 }
 
 #[inline]
-#[target_feature(enable = "f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "f16c"))]
 unsafe fn f16_at(at: *const u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(unsafe { at.read() } as i32)))
 }

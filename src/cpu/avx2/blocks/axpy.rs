@@ -2,14 +2,14 @@
 
 use super::BLOCKS_AHEAD;
 use super::source::{SLOTS, Source, blocks_left, in_memory};
+use crate::cpu::arch::*;
 use crate::cpu::avx2::{prefetch, whole_rows};
 use crate::cpu::columns::BLOCK;
 use crate::formats::blocks::Block;
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 /// Adds multiples of rows; `out` is in the order of the row.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 pub unsafe fn axpy<T: Source + Block>(rows: &[*const u8], ahead: usize, a: &[f32], cols: usize, out: &mut [f32]) {
     let ahead = whole_rows(ahead, BLOCKS_AHEAD);
     // SAFETY: the caller's promises.
@@ -28,7 +28,7 @@ pub unsafe fn axpy<T: Source + Block>(rows: &[*const u8], ahead: usize, a: &[f32
 
 /// Adds a times one row to one column.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn add_row<T: Source + Block>(a: f32, row: *const u8, ahead: usize, cols: usize, out: *mut f32) {
     // SAFETY: the caller's promises.
     unsafe {
@@ -44,7 +44,7 @@ unsafe fn add_row<T: Source + Block>(a: f32, row: *const u8, ahead: usize, cols:
 
 /// Adds multiples of R rows to several columns: each span becomes f32 once.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn add_rows<T: Source + Block, const R: usize>(
     a: &[f32],
     rows: [*const u8; R],
@@ -84,7 +84,7 @@ unsafe fn add_rows<T: Source + Block, const R: usize>(
 
 /// [`add_span`] for a span of which blocks are missing.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn add_last<T: Source, const ADD: bool>(a: f32, at: *const u8, eighths: usize, ahead: usize, out: *mut f32) {
     // SAFETY: the caller's promises.
     unsafe { add_span::<T, ADD, false>(a, at, eighths, ahead, out) };
@@ -92,7 +92,7 @@ unsafe fn add_last<T: Source, const ADD: bool>(a: f32, at: *const u8, eighths: u
 
 /// Adds a times a span, of which so many eighths are there, with WHOLE all, to `out`; without ADD writes them there.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn add_span<T: Source, const ADD: bool, const WHOLE: bool>(
     a: f32,
     at: *const u8,

@@ -3,15 +3,15 @@
 use super::iq4_nl::levels;
 use super::short::nibbles;
 use super::source::{Factors, Source, span_bytes};
+use crate::cpu::arch::*;
 use crate::formats::blocks::IQ4_XS;
-use std::arch::x86_64::*;
 
 impl Source for IQ4_XS {
     const SPAN: usize = span_bytes::<IQ4_XS>();
     const SIGNED: bool = true;
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn factors(at: *const u8, _: usize) -> Factors {
         // SAFETY: the caller's promises.
         let (head, low) = unsafe { (at.cast::<i32>().read_unaligned(), at.add(4).cast::<i32>().read_unaligned()) };
@@ -26,7 +26,7 @@ impl Source for IQ4_XS {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         // SAFETY: the caller's promises.
         unsafe { levels(nibbles(at.add(8 + 16 * k))) }

@@ -1,14 +1,14 @@
 //! The packed scales of Q4_K and Q5_K.
 
 use super::source::{Factors, negated};
-use std::arch::x86_64::*;
+use crate::cpu::arch::*;
 
 /// Scales and minima from `d f16 | dmin f16 | scales u8[12]`, the beginning of a block of either type.
 ///
 /// # Safety
 /// 16 bytes are readable; the CPU has AVX2 and F16C.
 #[inline]
-#[target_feature(enable = "avx2,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,f16c"))]
 pub unsafe fn k_factors(at: *const u8) -> Factors {
     // SAFETY: the caller's promises.
     let head = unsafe { _mm_loadu_si128(at.cast()) };

@@ -4,11 +4,11 @@
 //! whole numbers before they are scaled.
 
 use super::source::{Source, added, blocks_left, there};
+use crate::cpu::arch::*;
 use crate::cpu::avx2::{FEW, prefetch, sum1};
 use crate::cpu::columns::{BLOCK, LaneBlock};
 use crate::cpu::{Columns, Rows};
 use crate::formats::blocks::Block;
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 /// Rows that are unpacked at a time, so many spans of each: they and the inputs of four columns fit in L1.
@@ -25,7 +25,7 @@ struct Span {
 }
 
 /// Any number of columns: few by one row after the other, or memory would be read from several places by turns.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 pub unsafe fn dot<T: Source + Block>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     let (all, together) = (x.cols.div_ceil(BLOCK), if x.n <= FEW { 1 } else { ROWS });
     let mut unpacked: MaybeUninit<[[Span; SPANS]; ROWS]> = MaybeUninit::uninit();
@@ -69,7 +69,7 @@ pub unsafe fn dot<T: Source + Block>(rows: Rows, count: usize, x: &Columns, y: *
 
 /// The tile for a type's kind of codes.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn tile_of<T: Source, const N: usize>(
     row: *const Span,
     spans: usize,
@@ -91,7 +91,7 @@ const TO_31: u8 = 1;
 const TO_63: u8 = 2;
 
 /// Products of a row's unpacked spans with N columns.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn tile<const KIND: u8, const N: usize>(
     row: *const Span,
     spans: usize,
@@ -131,7 +131,7 @@ unsafe fn tile<const KIND: u8, const N: usize>(
 
 /// Sums of the products of 16 codes by lane.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 fn products<const KIND: u8>(w: [__m256i; 4], v: [__m256i; 4], ones: __m256i) -> __m256i {
     if KIND == SIGNED {
         let product = |k: usize| _mm256_maddubs_epi16(_mm256_abs_epi8(w[k]), _mm256_sign_epi8(v[k], w[k]));
@@ -149,7 +149,7 @@ fn products<const KIND: u8>(w: [__m256i; 4], v: [__m256i; 4], ones: __m256i) -> 
 
 /// [`unpack`] for a span of which blocks are missing.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn unpack_last<T: Source>(at: *const u8, last: usize, to: *mut Span) {
     // SAFETY: the caller's promises.
     unsafe { unpack::<T>(at, last, to) };
@@ -157,7 +157,7 @@ unsafe fn unpack_last<T: Source>(at: *const u8, last: usize, to: *mut Span) {
 
 /// Unpacks the span at `at`, of which eighths 0..=last are there.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn unpack<T: Source>(at: *const u8, last: usize, to: *mut Span) {
     // SAFETY: the caller's promises.
     unsafe {
@@ -183,7 +183,7 @@ unsafe fn unpack<T: Source>(at: *const u8, last: usize, to: *mut Span) {
 
 /// Numbers by group, as scales come, to numbers by lane.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 fn by_lane<T: Source>(v: [__m256; 2]) -> [__m256; 2] {
     let order = _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7);
     if T::HALVES {

@@ -58,7 +58,7 @@ kernels!(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4
 const BLOCKS_AHEAD: usize = 4096;
 
 /// The dot kernel.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn dot<T: Source + Block>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     let rows = Rows { ahead: whole_rows(rows.ahead, BLOCKS_AHEAD), ..rows };
     // SAFETY: the caller's promises.

@@ -2,8 +2,8 @@
 
 use super::short::{first_bytes, nibbles};
 use super::source::{Factors, Source, span_bytes};
+use crate::cpu::arch::*;
 use crate::formats::blocks::{Block, MXFP4, MXFP4_LEVELS};
-use std::arch::x86_64::*;
 
 /// Levels and their offset, so that they are unsigned.
 const LEVELS: [i8; 16] = {
@@ -20,7 +20,7 @@ impl Source for MXFP4 {
     const OFFSET: i8 = 12;
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn factors(at: *const u8, last: usize) -> Factors {
         // SAFETY: the caller's promises.
         let exponents = _mm256_slli_epi32::<23>(unsafe { first_bytes::<MXFP4>(at, last) });
@@ -30,7 +30,7 @@ impl Source for MXFP4 {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         // SAFETY: the caller's promises.
         unsafe {

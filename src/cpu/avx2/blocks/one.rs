@@ -1,18 +1,18 @@
 //! Dots with one column: codes go from registers into the products.
 
 use super::source::{SLOTS, Source, added, blocks_left, in_memory, there};
+use crate::cpu::arch::*;
 use crate::cpu::avx2::{prefetch, sum1};
 use crate::cpu::columns::{BLOCK, BLOCK_GROUP};
 use crate::cpu::{Columns, Rows};
 use crate::formats::blocks::Block;
-use std::arch::x86_64::*;
 
 /// Pointers to the codes, steps and sums of the column.
 type Input = (*const i8, *const f32, *const f32);
 
 /// Rows one after the other.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 pub unsafe fn dot<T: Source + Block>(rows: Rows, count: usize, x: &Columns, y: *mut f32) {
     let spans = x.cols / BLOCK;
     let input = |span: usize| {
@@ -48,7 +48,7 @@ pub unsafe fn dot<T: Source + Block>(rows: Rows, count: usize, x: &Columns, y: *
 
 /// [`products`] of the blocks behind the last whole span.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn last_products<T: Source>(
     at: *const u8,
     blocks: usize,
@@ -62,7 +62,7 @@ unsafe fn last_products<T: Source>(
 
 /// Adds the products of a span, of which so many eighths are there.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn products<T: Source>(
     at: *const u8,
     eighths: usize,

@@ -2,15 +2,15 @@
 //! numbers share 32 bytes.
 
 use super::source::{Factors, Source, by_16, negated, shift_right, span_bytes};
+use crate::cpu::arch::*;
 use crate::formats::blocks::Q2_K;
-use std::arch::x86_64::*;
 
 impl Source for Q2_K {
     const SPAN: usize = span_bytes::<Q2_K>();
     const HALVES: bool = true;
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn factors(at: *const u8, _: usize) -> Factors {
         let low = _mm_set1_epi8(15);
         // SAFETY: the caller's promises.
@@ -26,7 +26,7 @@ impl Source for Q2_K {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         // SAFETY: the caller's promises.
         let q = unsafe { _mm256_loadu_si256(at.add(16 + k / 4 * 32).cast()) };

@@ -2,8 +2,8 @@
 //! 32 bytes of q, and bit k of the third bits belongs to run k of all.
 
 use super::source::{Factors, Source, by_16, shift_left, shift_right, span_bytes};
+use crate::cpu::arch::*;
 use crate::formats::blocks::Q3_K;
-use std::arch::x86_64::*;
 
 impl Source for Q3_K {
     const SPAN: usize = span_bytes::<Q3_K>();
@@ -11,7 +11,7 @@ impl Source for Q3_K {
     const HALVES: bool = true;
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn factors(at: *const u8, _: usize) -> Factors {
         // SAFETY: the caller's promises.
         // The last 16 bytes of the block, of which the scales are the third to the fourteenth.
@@ -28,7 +28,7 @@ impl Source for Q3_K {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         // SAFETY: the caller's promises.
         let (third, q) = unsafe { (_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32 + k / 4 * 32).cast())) };

@@ -2,15 +2,15 @@
 
 use super::short::{halves, nibbles};
 use super::source::{Factors, Source, span_bytes};
+use crate::cpu::arch::*;
 use crate::formats::blocks::{Block, Q4_0};
-use std::arch::x86_64::*;
 
 impl Source for Q4_0 {
     const SPAN: usize = span_bytes::<Q4_0>();
     const OFFSET: i8 = 8;
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn factors(at: *const u8, last: usize) -> Factors {
         // SAFETY: the caller's promises.
         let scales = unsafe { halves::<Q4_0>(at, 0, last) };
@@ -18,7 +18,7 @@ impl Source for Q4_0 {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         // SAFETY: the caller's promises.
         unsafe { nibbles(at.add(k * Q4_0::BYTES + 2)) }

@@ -2,21 +2,21 @@
 
 use super::k_scales::k_factors;
 use super::source::{Factors, Source, span_bytes};
+use crate::cpu::arch::*;
 use crate::formats::blocks::Q4_K;
-use std::arch::x86_64::*;
 
 impl Source for Q4_K {
     const SPAN: usize = span_bytes::<Q4_K>();
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn factors(at: *const u8, _: usize) -> Factors {
         // SAFETY: the caller's promises.
         unsafe { k_factors(at) }
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         // SAFETY: the caller's promises.
         let q = unsafe { _mm256_loadu_si256(at.add(16 + k / 2 * 32).cast()) };

@@ -2,15 +2,15 @@
 
 use super::short::{fifth_bits, halves, nibbles};
 use super::source::{Factors, Source, span_bytes};
+use crate::cpu::arch::*;
 use crate::formats::blocks::{Block, Q5_0};
-use std::arch::x86_64::*;
 
 impl Source for Q5_0 {
     const SPAN: usize = span_bytes::<Q5_0>();
     const OFFSET: i8 = 16;
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn factors(at: *const u8, last: usize) -> Factors {
         // SAFETY: the caller's promises.
         let scales = unsafe { halves::<Q5_0>(at, 0, last) };
@@ -18,7 +18,7 @@ impl Source for Q5_0 {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         let block = at.wrapping_add(k * Q5_0::BYTES);
         // SAFETY: the caller's promises.

@@ -2,14 +2,14 @@
 
 use super::short::{fifth_bits, halves, nibbles};
 use super::source::{Factors, Source, span_bytes};
+use crate::cpu::arch::*;
 use crate::formats::blocks::{Block, Q5_1};
-use std::arch::x86_64::*;
 
 impl Source for Q5_1 {
     const SPAN: usize = span_bytes::<Q5_1>();
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn factors(at: *const u8, last: usize) -> Factors {
         // SAFETY: the caller's promises.
         let (scales, mins) = unsafe { (halves::<Q5_1>(at, 0, last), halves::<Q5_1>(at, 2, last)) };
@@ -17,7 +17,7 @@ impl Source for Q5_1 {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         let block = at.wrapping_add(k * Q5_1::BYTES);
         // SAFETY: the caller's promises.

@@ -2,8 +2,8 @@
 //! 32 share 64 bytes of low and 32 of high bits.
 
 use super::source::{Factors, Source, by_16, shift_left, shift_right, span_bytes};
+use crate::cpu::arch::*;
 use crate::formats::blocks::Q6_K;
-use std::arch::x86_64::*;
 
 impl Source for Q6_K {
     const SPAN: usize = span_bytes::<Q6_K>();
@@ -12,7 +12,7 @@ impl Source for Q6_K {
     const HALVES: bool = true;
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn factors(at: *const u8, _: usize) -> Factors {
         // SAFETY: the caller's promises.
         unsafe {
@@ -22,7 +22,7 @@ impl Source for Q6_K {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(at: *const u8, k: usize) -> __m256i {
         let (part, run) = (k / 4, k % 4);
         // SAFETY: the caller's promises.

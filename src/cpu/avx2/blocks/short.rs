@@ -1,16 +1,16 @@
 //! What the types of 32 numbers share: their scales lie apart, and two numbers of a byte 16 apart.
 
 use super::source::SLOTS;
+use crate::cpu::arch::*;
 use crate::cpu::columns::BLOCK;
 use crate::formats::blocks::Block;
-use std::arch::x86_64::*;
 
 /// The 16 bits at byte `at` of the blocks of a span, in the order of [`SLOTS`]; in place of blocks behind `last` that one.
 ///
 /// # Safety
 /// Blocks 0..=last are readable.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 unsafe fn words<T: Block>(span: *const u8, at: usize, last: usize) -> __m128i {
     const { assert!(T::NUMBERS * SLOTS.len() == BLOCK) };
     // SAFETY: the caller's promises.
@@ -23,7 +23,7 @@ unsafe fn words<T: Block>(span: *const u8, at: usize, last: usize) -> __m128i {
 /// # Safety
 /// As [`super::source::Source::factors`].
 #[inline]
-#[target_feature(enable = "avx2,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,f16c"))]
 pub unsafe fn halves<T: Block>(span: *const u8, at: usize, last: usize) -> __m256 {
     // SAFETY: the caller's promises.
     _mm256_cvtph_ps(unsafe { words::<T>(span, at, last) })
@@ -34,7 +34,7 @@ pub unsafe fn halves<T: Block>(span: *const u8, at: usize, last: usize) -> __m25
 /// # Safety
 /// As [`super::source::Source::factors`].
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 pub unsafe fn first_bytes<T: Block>(span: *const u8, last: usize) -> __m256i {
     // SAFETY: the caller's promises.
     let words = unsafe { words::<T>(span, 0, last) };
@@ -46,7 +46,7 @@ pub unsafe fn first_bytes<T: Block>(span: *const u8, last: usize) -> __m256i {
 /// # Safety
 /// 16 bytes are readable.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 pub unsafe fn nibbles(at: *const u8) -> __m256i {
     // SAFETY: the caller's promises.
     let both = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(at.cast()) });
@@ -58,7 +58,7 @@ pub unsafe fn nibbles(at: *const u8) -> __m256i {
 /// # Safety
 /// Four bytes are readable.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 pub unsafe fn fifth_bits(at: *const u8) -> __m256i {
     // SAFETY: the caller's promises.
     let bits = _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() });

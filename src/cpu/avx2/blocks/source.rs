@@ -1,8 +1,8 @@
 //! What the loops over blocks take: a block type by spans.
 
+use crate::cpu::arch::*;
 use crate::cpu::columns::BLOCK;
 use crate::formats::blocks::Block;
-use std::arch::x86_64::*;
 
 /// Groups of 32 of a span in the order in which their scales are kept: what stands twice among numbers by 16 then comes out of one
 /// shuffle within lanes, and goes back by another. The order is its own inverse.
@@ -46,21 +46,21 @@ pub trait Source {
 
 /// Numbers shifted to the right; by a constant once this is inlined.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 pub fn shift_right(v: __m256i, bits: usize) -> __m256i {
     _mm256_srl_epi16(v, _mm_cvtsi32_si128(bits as i32))
 }
 
 /// Numbers shifted to the left; by a constant once this is inlined.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 pub fn shift_left(v: __m256i, bits: usize) -> __m256i {
     _mm256_sll_epi16(v, _mm_cvtsi32_si128(bits as i32))
 }
 
 /// Each of 16 signed bytes times a factor.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 pub fn by_16(bytes: __m128i, factor: __m256) -> [__m256; 2] {
     let numbers = [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))];
     [_mm256_mul_ps(factor, _mm256_cvtepi32_ps(numbers[0])), _mm256_mul_ps(factor, _mm256_cvtepi32_ps(numbers[1]))]
@@ -68,7 +68,7 @@ pub fn by_16(bytes: __m128i, factor: __m256) -> [__m256; 2] {
 
 /// The numbers with the other sign.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 pub fn negated(numbers: __m256) -> __m256 {
     _mm256_xor_ps(numbers, _mm256_set1_ps(-0.0))
 }
@@ -82,7 +82,7 @@ pub fn in_memory<T>(numbers: &mut T) {
 
 /// What is added to a span's products of scales and codes, by groups as the scales: minima, or codes' offset times scales.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 pub fn added<S: Source>(factors: Factors) -> Option<[__m256; 2]> {
     let offset = _mm256_set1_ps(-f32::from(S::OFFSET));
     match factors.mins {

@@ -5,14 +5,14 @@
 
 use super::tile::{self, Panel, Sums};
 use super::{LANES, WIDTH};
+use crate::cpu::arch::*;
 use crate::cpu::avx2::tiles::TILES;
 use crate::cpu::gemm::{MAGIC, Out, Panels, words};
 use crate::formats::rows::GROUP;
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 /// As [`crate::cpu::gemm::Across`].
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c,avxvnni"))]
 pub(in crate::cpu) unsafe fn across(
     strip: *const f32,
     depth: usize,
@@ -54,7 +54,7 @@ pub(in crate::cpu) unsafe fn across(
 
 /// Rounds 32 numbers of 8 rows, which lie as a strip does, to codes with one scale for each row.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c,avxvnni"))]
 unsafe fn round_group(numbers: *const f32, to: *mut Panel, g: usize, i: usize) {
     // SAFETY: the caller promises the numbers and the place.
     unsafe {

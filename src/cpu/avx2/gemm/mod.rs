@@ -9,6 +9,7 @@ mod source;
 mod tile;
 
 use super::prefetch;
+use crate::cpu::arch::*;
 use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, ScaledAcross, Waiting, words};
 use crate::cpu::rounding::Bits;
 use crate::formats::blocks::{self, BlockType};
@@ -16,7 +17,6 @@ use crate::formats::rows::{GROUP, Quant};
 pub(in crate::cpu) use across::across;
 use scaled::{Packs as PackRows, scaled};
 use source::{Packs, Source};
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use tile::{FOURS, NUMBERS, PAIRS, Panel, SEVENS, Sums};
@@ -40,7 +40,7 @@ pub(in crate::cpu) const SCALED: [Option<ScaledAcross>; Quant::COUNT] = {
 };
 
 /// As [`gemm::fill`].
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 pub(in crate::cpu) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, bits: Bits, out: &mut [u32]) {
     gemm::fill_up(columns.len(), width, bits, out);
     for (c, column) in columns.iter().enumerate() {
@@ -130,7 +130,7 @@ pub(in crate::cpu) const SEVEN_BITS: [Option<Gemm>; Quant::COUNT] = {
 pub(in crate::cpu) const GEMMS_VNNI: [Option<Gemm>; Quant::COUNT] = all::<true>();
 
 /// The [`Gemm`] of one type, whose codes are multiplied in the form FORM.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn multiply<T: Source, const FORM: u8>(rows: &[*const u8], x: &Panels, y: *mut f32, stride: usize) {
     debug_assert!(x.width == WIDTH && x.bits == if FORM == SEVENS { Bits::Seven } else { Bits::Eight });
     gemm::strips(rows.len(), HIGH * LANES, x, |first, panels| {
@@ -140,7 +140,7 @@ unsafe fn multiply<T: Source, const FORM: u8>(rows: &[*const u8], x: &Panels, y:
 }
 
 /// Products of the strip that begins at row `first` with some panels of columns.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn strip<T: Source, const FORM: u8>(
     rows: &[*const u8],
     first: usize,

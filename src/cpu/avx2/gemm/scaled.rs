@@ -4,12 +4,12 @@
 // Loops over registers stay loops: what copies slices goes through memory.
 #![allow(clippy::needless_range_loop)]
 
+use crate::cpu::arch::*;
 use crate::cpu::avx2::blocks::source::{SLOTS, Source};
 use crate::cpu::avx2::prefetch;
 use crate::cpu::gemm::{MOST_NUMBER, MOST_SHARE, SCALED_LANES as WIDE, SCALED_ROWS as ROWS};
 use crate::formats::blocks;
 use crate::formats::rows::{GROUP, PACK};
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -87,7 +87,7 @@ impl Row for Packs {
 
     /// Eight for the first eight groups, then eight for the others.
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(row: *const u8, pack: usize, i: usize) -> __m256i {
         // SAFETY: the caller's promises.
         let two = unsafe { _mm256_loadu_si256(row.add(pack * PACK / 2 + i % 8 / 2 * 64 + i / 8 * 32).cast()) };
@@ -96,7 +96,7 @@ impl Row for Packs {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn scales(row: *const u8, cols: usize, pack: usize) -> [[__m256; 2]; 2] {
         // SAFETY: the caller's promises.
         unsafe {
@@ -122,14 +122,14 @@ impl Row for blocks::Q5_K {
     const FIT: usize = 4;
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn codes(row: *const u8, pack: usize, i: usize) -> __m256i {
         // SAFETY: the caller's promises.
         unsafe { <blocks::Q5_K as Source>::codes(row.add((pack * 2 + i / 8) * Q5_K_BYTES), i % 8) }
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn scales(row: *const u8, _: usize, pack: usize) -> [[__m256; 2]; 2] {
         let slots = SLOTS.map(|slot| slot as i32);
         let mut both = [[_mm256_setzero_ps(); 2]; 2];
@@ -152,7 +152,7 @@ impl Row for blocks::Q5_K {
 }
 
 /// As [`crate::cpu::gemm::ScaledAcross`].
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 pub(in crate::cpu) unsafe fn scaled<R: Row>(
     rows: &[*const u8],
     cols: usize,
@@ -206,7 +206,7 @@ fn ask<R: Row>(row: *const u8, cols: usize, pack: usize) {
 
 /// Puts a pack of four rows into the block.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn open<R: Row>(rows: &[*const u8; TOGETHER], cols: usize, pack: usize, q: usize, block: *mut Block) {
     // SAFETY: the caller promises whole rows and the place.
     unsafe {
@@ -265,14 +265,14 @@ unsafe fn open<R: Row>(rows: &[*const u8; TOGETHER], cols: usize, pack: usize, q
 }
 
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 fn abs(v: __m256) -> __m256 {
     _mm256_andnot_ps(_mm256_set1_ps(-0.0), v)
 }
 
 /// Takes 32 rows' numbers of the columns, of which there are `lanes`, 16 or 32.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn take(x: *const f32, lanes: usize, block: &Block, to: *mut Rounded) {
     // SAFETY: the caller promises the numbers and the place.
     unsafe {
@@ -303,7 +303,7 @@ unsafe fn take(x: *const f32, lanes: usize, block: &Block, to: *mut Rounded) {
 
 /// Rounds the columns for group `g`.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn round<R: Row>(block: &Block, g: usize, x: *const f32, lanes: usize, to: *mut Rounded) {
     // SAFETY: the caller promises the place, and that `take` was there.
     unsafe {
@@ -345,7 +345,7 @@ unsafe fn round<R: Row>(block: &Block, g: usize, x: *const f32, lanes: usize, to
 }
 
 /// Adds group `g` of `N` columns, from column `first` on, to `y`.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn tile<R: Row, const N: usize>(
     block: &Block,
     g: usize,

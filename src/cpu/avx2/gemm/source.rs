@@ -2,13 +2,13 @@
 
 use super::LANES;
 use super::tile::{FOURS, NUMBERS, PAIRS, Panel, SEVENS, SEVENS_STARTS, SPLIT};
+use crate::cpu::arch::*;
 use crate::cpu::avx2::blocks::source::{SLOTS, Source as Spans, blocks_left, there};
 use crate::cpu::avx2::load_f16;
 use crate::cpu::columns::BLOCK;
 use crate::cpu::gemm::{self, DEPTH, GROUPS, MAGIC};
 use crate::formats::blocks::{Block, BlockType};
 use crate::formats::rows::{GROUP, PACK};
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -64,7 +64,7 @@ impl<T: Spans + Block> Source for T {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn open(row: *const u8, cols: usize, numbers: Range<usize>, to: *mut Opened, r: usize) {
         for span in 0..numbers.len().div_ceil(BLOCK) {
             let whole = T::NUMBERS == BLOCK || numbers.start + (span + 1) * BLOCK <= cols;
@@ -98,7 +98,7 @@ const fn has_minima(kind: BlockType) -> bool {
 }
 
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn open_span<T: Spans>(at: *const u8, last: usize, span: usize, to: *mut Opened, r: usize) {
     let offset = _mm256_set1_epi8(if T::SIGNED { 0 } else { T::OFFSET });
     // SAFETY: the caller's promises.
@@ -119,7 +119,7 @@ unsafe fn open_span<T: Spans>(at: *const u8, last: usize, span: usize, to: *mut 
 
 /// [`open_span`] of which blocks are missing.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn open_last<T: Spans>(at: *const u8, last: usize, span: usize, to: *mut Opened, r: usize) {
     // SAFETY: the caller's promises.
     unsafe { open_span::<T>(at, last, span, to, r) };
@@ -151,7 +151,7 @@ impl<const FOUR: bool> Source for Packs<FOUR> {
     }
 
     #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
     unsafe fn open(row: *const u8, cols: usize, numbers: Range<usize>, to: *mut Opened, r: usize) {
         let (start, groups, pack) = (numbers.start, numbers.len() / GROUP, pack_of(cols, &numbers));
         let (low, eight) = (_mm256_set1_epi8(15), _mm256_set1_epi8(8));
@@ -202,7 +202,7 @@ impl<const FOUR: bool> Source for Packs<FOUR> {
 }
 
 /// Unpacks `numbers` of at most 8 rows into registers `i` of the panel, in a form of `tile`. Of missing rows it takes the last.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 pub unsafe fn unpack<T: Source, const FORM: u8>(
     rows: &[*const u8],
     cols: usize,
@@ -266,7 +266,7 @@ pub unsafe fn unpack<T: Source, const FORM: u8>(
 
 /// What the sums of group `g` begin with, as [`Scaling::start`] says.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 fn begin<const FORM: u8>(to: &mut Panel, kind: u8, g: usize, i: usize) {
     let parts = if kind & (gemm::HALVES | if FORM == PAIRS { SPLIT } else { 0 }) != 0 { 2 } else { 1 };
     for part in 0..parts {
@@ -295,7 +295,7 @@ fn begin<const FORM: u8>(to: &mut Panel, kind: u8, g: usize, i: usize) {
 
 /// What the sums of group `g` begin with as [`SEVENS`]: less 64 times the codes of each two fours.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 fn begin_sevens(to: &mut Panel, g: usize, i: usize) {
     for k in 0..SEVENS_STARTS {
         let pairs = |k: usize| _mm256_maddubs_epi16(_mm256_set1_epi8(1), to.codes[2 * g][k][i]);
@@ -306,7 +306,7 @@ fn begin_sevens(to: &mut Panel, g: usize, i: usize) {
 
 /// Four lanes of 8 rows, `stride` times 16 bytes apart, as four registers with a lane for each row.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn transposed(first: *const __m128i, stride: usize) -> [__m256i; 4] {
     // SAFETY: the caller promises 16 bytes of each row.
     let both = |r: usize| unsafe {

@@ -1,12 +1,12 @@
 //! A strip's panel, and its product with a panel of columns.
 
 use super::{HIGH, LANES, WIDTH};
+use crate::cpu::arch::*;
 #[cfg(doc)]
 use crate::cpu::gemm::{DEPTH, MAGIC};
 use crate::cpu::gemm::{GROUPS, HALVES, MINS, Out, WIDE, words};
 use crate::formats::rows::GROUP;
 use std::arch::asm;
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// How codes are multiplied, which decides how they lie in a panel. Four at a time by AVX-VNNI, with sums of 32 bits.
@@ -80,7 +80,7 @@ pub const fn tile(form: u8, kind: u8) -> Tile {
 
 /// Adds in the order in which the calls stand. The compiler would add up products first, and keep them in memory for that.
 #[inline]
-#[target_feature(enable = "avx2")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
 fn in_order(mut sum: __m256i) -> __m256i {
     // SAFETY: no instruction at all.
     unsafe { asm!("/* {} */", inout(ymm_reg) sum, options(nomem, nostack, preserves_flags)) };
@@ -90,7 +90,7 @@ fn in_order(mut sum: __m256i) -> __m256i {
 /// Without AVX-VNNI, column by column with four registers of rows. As [`PAIRS`] products are added in 16 bits, where sums wrap around: only the
 /// last has to fit, which is 16 products (of half a group 8) of codes up to 127 of the column with codes up to 16 (32). Two products before,
 /// of raised codes up to 255, fit for codes up to 64.
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn by_two<const FORM: u8, const KIND: u8>(w: &Panel, groups: usize, x: *const f32, out: Out<Sums>) {
     let parts = if KIND & (HALVES | SPLIT) != 0 { 2 } else { 1 };
     for c in 0..out.columns {
@@ -142,7 +142,7 @@ unsafe fn by_two<const FORM: u8, const KIND: u8>(w: &Panel, groups: usize, x: *c
 
 /// `start` plus the products of the fours `range` of group `g` with a column, whose fours lie [`WIDTH`] words apart.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn products<const FORM: u8>(
     w: &Panel,
     g: usize,
@@ -180,7 +180,7 @@ unsafe fn products<const FORM: u8>(
 /// The products of group `g` as [`SEVENS`] with a column, as [`products`]. Raised codes of 1 to 127 times codes of eight bits: two products fit
 /// into 16 bits. Four need not, but sums wrap around, and less what raised inputs add they are at most 4 * 63 * 128, which fits.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn products_of_sevens(w: &Panel, g: usize, x: *const i32) -> [__m256i; HIGH] {
     let (codes, starts) = (&w.codes[2 * g], &w.codes[2 * g + 1]);
     let mut sums = [_mm256_setzero_si256(); HIGH];
@@ -198,7 +198,7 @@ unsafe fn products_of_sevens(w: &Panel, g: usize, x: *const i32) -> [__m256i; HI
 }
 
 /// By AVX-VNNI, two registers of rows by three columns at a time.
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c,avxvnni"))]
 unsafe fn by_fours<const KIND: u8>(w: &Panel, groups: usize, x: *const f32, out: Out<Sums>) {
     let high = out.rows.div_ceil(LANES);
     for first in (0..out.columns).step_by(THREE) {
@@ -220,7 +220,7 @@ const THREE: usize = 3;
 
 /// R registers of rows from `i` on by three columns from `first` on. One register loads more than two for what it multiplies, and three or
 /// six columns with it take 1.1 to 1.4 times as long.
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c,avxvnni"))]
 unsafe fn three_by_fours<const KIND: u8, const R: usize>(
     w: &Panel,
     i: usize,
@@ -288,7 +288,7 @@ unsafe fn three_by_fours<const KIND: u8, const R: usize>(
 
 /// Keeps the sum of register `i` of rows and column `c` for the next piece, or writes it.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn finish(sum: __m256, i: usize, c: usize, out: &Out<Sums>) {
     // SAFETY: the caller promises these rows and columns of the output.
     unsafe {

@@ -7,9 +7,9 @@
 
 use super::{MAX_STEP, Unpack, lanes, prefetch_step, step};
 use crate::cpu::Columns;
+use crate::cpu::arch::*;
 #[cfg(doc)]
 use crate::cpu::columns::UnitBlock;
-use std::arch::x86_64::*;
 
 /// Which codes count sixteenfold.
 pub(super) enum Sixteenfold {
@@ -40,7 +40,7 @@ pub(super) trait By32: Unpack {
 /// The product of a row with the only column. Two rows at a time, which share the inputs, were no faster from L2 and twice as slow from
 /// memory.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) unsafe fn dot<T: By32>(row: *const u8, x: &Columns, ahead: usize) -> f32 {
     // Of even and odd groups, four lanes for each.
     let (mut even, mut odd, mut less) = (_mm512_setzero_ps(), _mm512_setzero_ps(), _mm256_setzero_ps());
@@ -83,7 +83,7 @@ pub(super) unsafe fn dot<T: By32>(row: *const u8, x: &Columns, ahead: usize) -> 
 /// # Safety
 /// 128 readable bytes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) unsafe fn by_turns(at: *const u8) -> [__m512i; 2] {
     // SAFETY: the caller's promise.
     let (first, last) = unsafe { (_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(64).cast())) };
@@ -96,7 +96,7 @@ pub(super) unsafe fn by_turns(at: *const u8) -> [__m512i; 2] {
 /// # Safety
 /// The blocks can be read.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) unsafe fn of_blocks<const BYTES: usize, const FROM: usize>(at: *const u8) -> [__m512i; 2] {
     let load = |byte: usize| {
         // SAFETY: all four end within the blocks.
@@ -126,7 +126,7 @@ const fn runs(first: usize, second: usize, third: usize, fourth: usize) -> [i16;
 
 /// Codes of 4 bits, number j of a group in the low and 16 + j in the high half of its byte j: second runs count sixteenfold.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) fn nibbles_in_place([even, odd]: [__m512i; 2]) -> [__m512i; 4] {
     let (low, high) = (_mm512_set1_epi8(0x0F), _mm512_set1_epi8(-0x10));
     [_mm512_and_si512(even, low), _mm512_and_si512(even, high), _mm512_and_si512(odd, low), _mm512_and_si512(odd, high)]
@@ -134,7 +134,7 @@ pub(super) fn nibbles_in_place([even, odd]: [__m512i; 2]) -> [__m512i; 4] {
 
 /// The levels that such codes stand for.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) fn levels_of([even, odd]: [__m512i; 2], levels: &[u8; 16]) -> [__m512i; 4] {
     let low = _mm512_set1_epi8(0x0F);
     let high = |codes: __m512i| _mm512_and_si512(_mm512_srli_epi16::<4>(codes), low);

@@ -2,8 +2,8 @@
 
 use super::by_32::{By32, Sixteenfold};
 use super::{Nibbles, One, Scales, Unpack, by_32, levels, small};
+use crate::cpu::arch::*;
 use crate::formats::blocks::{IQ4_LEVELS, IQ4_NL};
-use std::arch::x86_64::*;
 
 impl Unpack for IQ4_NL {
     const ONE: One = by_32::dot::<Self>;
@@ -11,28 +11,28 @@ impl Unpack for IQ4_NL {
     const EXCESS: Option<i8> = Some(levels::EXCESS);
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
         small::biased(_mm512_cvtph_ps(unsafe { small::Eight::<18>(at).short_heads() }), levels::BIAS)
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         levels::look_up(unsafe { small::Eight::<18>(at).nibbles(2) }, &levels::IQ4)
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         levels::look_up(unsafe { small::Eight::<18>(at).nibbles_by_lane(2) }, &levels::IQ4)
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
         // SAFETY: the caller's promises.
         unsafe {
@@ -47,7 +47,7 @@ impl By32 for IQ4_NL {
     const LESS: f32 = levels::BIAS;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn eight(at: *const u8) -> [__m256; 2] {
         // SAFETY: the caller's promises.
         unsafe {
@@ -57,7 +57,7 @@ impl By32 for IQ4_NL {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn units(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         unsafe { by_32::levels_of(by_32::of_blocks::<18, 2>(at), &levels::IQ4) }

@@ -2,9 +2,9 @@
 
 use super::by_32::{By32, Sixteenfold};
 use super::{Nibbles, One, Scales, Unpack, by_32, f16_everywhere, lanes, levels, small};
+use crate::cpu::arch::*;
 use crate::cpu::columns::group_of_lane;
 use crate::formats::blocks::{IQ4_LEVELS, IQ4_XS};
-use std::arch::x86_64::*;
 
 impl Unpack for IQ4_XS {
     const ONE: One = by_32::dot::<Self>;
@@ -12,7 +12,7 @@ impl Unpack for IQ4_XS {
     const EXCESS: Option<i8> = Some(levels::EXCESS);
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
         let (d, first, low) = unsafe {
@@ -30,7 +30,7 @@ impl Unpack for IQ4_XS {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         // Eight runs of 16 bytes lie as the codes of eight small blocks would.
         // SAFETY: the caller's promises.
@@ -38,7 +38,7 @@ impl Unpack for IQ4_XS {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
         // Eight runs of 16 bytes lie as the codes of eight small blocks would.
         // SAFETY: the caller's promises.
@@ -46,7 +46,7 @@ impl Unpack for IQ4_XS {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
         // SAFETY: the caller's promises.
         unsafe {
@@ -61,7 +61,7 @@ impl By32 for IQ4_XS {
     const LESS: f32 = levels::BIAS;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn eight(at: *const u8) -> [__m256; 2] {
         // SAFETY: the caller's promises.
         unsafe {
@@ -78,7 +78,7 @@ impl By32 for IQ4_XS {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn units(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         unsafe { by_32::levels_of(by_32::by_turns(at.add(8)), &levels::IQ4) }

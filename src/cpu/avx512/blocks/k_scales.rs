@@ -1,15 +1,15 @@
 //! The packed scales of Q4_K and Q5_K.
 
 use super::{Scales, lanes};
+use crate::cpu::arch::*;
 use crate::cpu::columns::group_of_lane;
-use std::arch::x86_64::*;
 
 /// Scales and minima of the eight groups of the block at `at`, which begins `d f16 | dmin f16 | scales u8[12]`.
 ///
 /// # Safety
 /// 16 readable bytes at `at`.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(in crate::cpu::avx512) unsafe fn eight(at: *const u8) -> [__m256; 2] {
     // Unpacked in whole words, which keeps the vector units free: scales 0 to 3 and minima 0 to 3 have six bits, and the others four bits
     // with two more above those.
@@ -33,7 +33,7 @@ pub(in crate::cpu::avx512) unsafe fn eight(at: *const u8) -> [__m256; 2] {
 /// # Safety
 /// As [`eight`].
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) unsafe fn scales(at: *const u8) -> Scales {
     // Scales j of 0..8 in lanes 0..8, minima behind them. Each lane gets the byte with its low bits and, if it is one of the last four,
     // above it the byte whose top two bits are its high ones. 0x80 makes a zero.

@@ -1,7 +1,7 @@
 //! Codes of 4 bits that stand for the numbers of a table.
 
+use crate::cpu::arch::*;
 use crate::formats::blocks::{IQ4_LEVELS, MXFP4_LEVELS};
-use std::arch::x86_64::*;
 
 /// What is added to a level to make it unsigned.
 pub(super) const BIAS: f32 = EXCESS as f32;
@@ -23,7 +23,7 @@ const fn biased(levels: [i8; 16]) -> [u8; 16] {
 
 /// Each code's level.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) fn look_up(codes: [__m512i; 4], levels: &[u8; 16]) -> [__m512i; 4] {
     // SAFETY: 16 bytes.
     let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(levels.as_ptr().cast()) });
@@ -36,7 +36,7 @@ pub(super) fn look_up(codes: [__m512i; 4], levels: &[u8; 16]) -> [__m512i; 4] {
 
 /// The levels as floats.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) fn numbers(levels: &[u8; 16]) -> __m512 {
     // SAFETY: 16 bytes.
     _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(levels.as_ptr().cast()) }))

@@ -26,10 +26,10 @@ pub(super) use k_scales::eight as scales_of_k;
 
 use super::axpy::axpy_bf16;
 use super::{AHEAD, BF16, BLOCKS_AHEAD, DEPTH, dot_float, prefetch, reduce};
+use crate::cpu::arch::*;
 use crate::cpu::columns::{BLOCK, BLOCK_GROUP, LaneBlock, group_of_lane};
 use crate::cpu::{Axpy, Columns, Dot, Rows, portable, whole_rows};
 use crate::formats::blocks::{self, Block, BlockType};
-use std::arch::x86_64::*;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 
@@ -76,7 +76,7 @@ pub(super) trait Unpack: Block + Sized {
 
     /// Codes without their excess, in their own order, and what they are multiplied by, for products with many columns.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn signed(at: *const u8) -> ([__m512i; 4], Scales) {
         // SAFETY: the caller's promises.
         let (mut codes, scales) = unsafe { (Self::codes(at), Self::scales(at)) };
@@ -90,7 +90,7 @@ pub(super) trait Unpack: Block + Sized {
 
     /// The codes by lane, as [`LaneBlock::codes`].
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         by_lane(unsafe { Self::codes(at) })
@@ -98,7 +98,7 @@ pub(super) trait Unpack: Block + Sized {
 
     /// Adds the numbers times `a` to 256 numbers at `out`.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
         // SAFETY: the caller's promises.
         unsafe {
@@ -139,7 +139,7 @@ impl Nibbles {
 
 /// Adds group `g` to 16 numbers at `out`. The codes stand at `bytes`, signed if the type has a bias.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn add_codes<T: Unpack>(bytes: *const __m128i, g: usize, scales: &Scales, out: *mut f32) {
     // SAFETY: the caller promises the numbers and that `g` is below 16.
     unsafe {
@@ -162,7 +162,7 @@ pub(super) struct Scales {
 
 impl Scales {
     #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f"))]
     fn times(self, a: __m512) -> Scales {
         Scales { scale: _mm512_mul_ps(self.scale, a), min: _mm512_mul_ps(self.min, a) }
     }
@@ -177,7 +177,7 @@ struct Weights {
 
 /// Transposes the 4 by 4 lanes in each quarter of four registers, which takes codes from their own order to that by lane.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f"))]
 pub(super) fn by_lane([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
     let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
@@ -200,7 +200,7 @@ macro_rules! lanes {
                 $lane += 1;
             }
             // SAFETY: both are 64 bytes without rules.
-            unsafe { std::mem::transmute::<[i32; 16], std::arch::x86_64::__m512i>(lanes) }
+            unsafe { std::mem::transmute::<[i32; 16], __m512i>(lanes) }
         }
     };
 }
@@ -256,7 +256,7 @@ fn prefetch_step<T: Unpack>(row: *const u8, i: usize, ahead: usize) {
 const FEW_COLUMNS: usize = 8;
 
 /// The dot kernel for rows of one block type.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn dot<T: Unpack, const FAR: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     if x.n > FEW_COLUMNS {
         // SAFETY: the caller's promises.
@@ -288,7 +288,7 @@ unsafe fn dot<T: Unpack, const FAR: bool>(rows: Rows, count: usize, x: &Columns,
 
 /// The [`One`] of types without a kernel of their own for one column.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn dot_one<T: Unpack>(row: *const u8, x: &Columns, ahead: usize) -> f32 {
     // SAFETY: the caller's promises.
     unsafe { dot_row::<T, 1>(row, x, 0, ahead)[0] }
@@ -296,7 +296,7 @@ unsafe fn dot_one<T: Unpack>(row: *const u8, x: &Columns, ahead: usize) -> f32 {
 
 /// Products of one row with N columns.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn dot_row<T: Unpack, const N: usize>(row: *const u8, x: &Columns, first: usize, ahead: usize) -> [f32; N] {
     let xs: [*const LaneBlock; N] = std::array::from_fn(|b| x.lane_blocks(first + b).as_ptr());
     let mut sums = [[_mm512_setzero_ps(); N]];
@@ -315,7 +315,7 @@ unsafe fn dot_row<T: Unpack, const N: usize>(row: *const u8, x: &Columns, first:
 
 /// sums += products of 256 numbers of R rows with block `i` of N columns.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn multiply<const R: usize, const N: usize>(
     weights: [&Weights; R],
     xs: [*const LaneBlock; N],
@@ -350,7 +350,7 @@ const STEPS: usize = DEPTH / BLOCK;
 
 /// [`dot`] for many columns: rows are unpacked once for all of them. Tiles of 3 by 4 and 4 by 3 hold their sums and products in registers
 /// and are as fast; of two rows, which is what the FFN of a few columns has, the first are faster. Tiles of 4 by 4 took half as long again.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn dot_many<T: Unpack>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
     let steps = x.cols.div_ceil(BLOCK);
     for start in (0..steps).step_by(STEPS) {
@@ -377,7 +377,7 @@ unsafe fn dot_many<T: Unpack>(rows: Rows, count: usize, x: &Columns, y: *mut f32
 }
 
 /// Steps `range` of a row, unpacked.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn unpack_range<T: Unpack>(
     row: *const u8,
     (start, end): (usize, usize),
@@ -396,7 +396,7 @@ unsafe fn unpack_range<T: Unpack>(
 
 /// Products of steps `range` of R rows with N columns.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn tile<const R: usize, const N: usize>(
     weights: &[[MaybeUninit<Weights>; STEPS]; R],
     x: &Columns,
@@ -416,7 +416,7 @@ unsafe fn tile<const R: usize, const N: usize>(
 }
 
 /// The axpy kernel for rows of one block type.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn axpy<T: Unpack, const FAR: bool>(rows: &[*const u8], ahead: usize, a: &[f32], cols: usize, out: &mut [f32]) {
     let n = out.len() / cols;
     // Rows for several columns have been read by `touch`.
@@ -437,7 +437,7 @@ unsafe fn axpy<T: Unpack, const FAR: bool>(rows: &[*const u8], ahead: usize, a: 
 
 /// out += a * row.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn add_row<T: Unpack>(row: *const u8, ahead: usize, a: f32, out: &mut [f32]) {
     let a = _mm512_set1_ps(a);
     let whole = out.len() / BLOCK;
@@ -464,7 +464,7 @@ unsafe fn add_row<T: Unpack>(row: *const u8, ahead: usize, a: f32, out: &mut [f3
 
 /// The codes of group `g`, of codes in their own order.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn codes_of_group(codes: &[__m512i; 4], g: usize) -> __m512 {
     // SAFETY: the caller promises that `g` is below 16.
     let codes = unsafe { _mm_load_si128((&raw const *codes).cast::<__m128i>().add(g)) };
@@ -473,7 +473,7 @@ unsafe fn codes_of_group(codes: &[__m512i; 4], g: usize) -> __m512 {
 
 /// What belongs to group `g` of scales by lane.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f"))]
 unsafe fn of_group(by_lane: &__m512, g: usize) -> __m512 {
     // SAFETY: the caller promises that `g`, and so its lane, is below 16.
     _mm512_set1_ps(unsafe { *(&raw const *by_lane).cast::<f32>().add(group_of_lane(g)) })
@@ -481,7 +481,7 @@ unsafe fn of_group(by_lane: &__m512, g: usize) -> __m512 {
 
 /// out[b] += sum of a[r * n + b] * row r, for n columns.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn add_rows_to_many<T: Unpack, const R: usize>(rows: [*const u8; R], a: &[f32], cols: usize, out: &mut [f32]) {
     let n = out.len() / cols;
     let mut tail = [0; MAX_STEP];
@@ -517,7 +517,7 @@ unsafe fn add_rows_to_many<T: Unpack, const R: usize>(rows: [*const u8; R], a: &
 
 /// The f16 at `at`, in all lanes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn f16_everywhere(at: *const u8) -> __m512 {
     // SAFETY: the caller's promises.
     _mm512_cvtph_ps(_mm256_set1_epi16(unsafe { at.cast::<i16>().read_unaligned() }))
@@ -525,7 +525,7 @@ unsafe fn f16_everywhere(at: *const u8) -> __m512 {
 
 /// 16 bytes in the order of their groups' lanes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn bytes_by_lane(at: *const u8) -> __m128i {
     // SAFETY: the caller's promises.
     let bytes = unsafe { _mm_loadu_si128(at.cast()) };
@@ -534,7 +534,7 @@ unsafe fn bytes_by_lane(at: *const u8) -> __m128i {
 
 /// 32 bytes in both halves.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn twice(at: *const u8) -> __m512i {
     // SAFETY: the caller's promises.
     _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(at.cast()) })
@@ -542,7 +542,7 @@ unsafe fn twice(at: *const u8) -> __m512i {
 
 /// Adds what 16 bytes of two codes of 4 bits each mean to 16 numbers at `low` and 16 at `high`, from a table for either.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn add_nibbles(bytes: *const u8, tables: [__m512; 2], low: *mut f32, high: *mut f32) {
     // SAFETY: the caller's promises.
     unsafe {
@@ -556,7 +556,7 @@ unsafe fn add_nibbles(bytes: *const u8, tables: [__m512; 2], low: *mut f32, high
 
 /// For each bit: that of `yes` where `mask` has one, else that of `no`.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f"))]
 fn select(mask: __m512i, yes: __m512i, no: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<0xCA>(mask, yes, no)
 }

@@ -2,8 +2,8 @@
 
 use super::by_32::{By32, Sixteenfold};
 use super::{Nibbles, One, Scales, Unpack, by_32, levels, small};
+use crate::cpu::arch::*;
 use crate::formats::blocks::{MXFP4, MXFP4_LEVELS};
-use std::arch::x86_64::*;
 
 impl Unpack for MXFP4 {
     const ONE: One = by_32::dot::<Self>;
@@ -12,7 +12,7 @@ impl Unpack for MXFP4 {
     const WIDE_SCALES: bool = true;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
         let heads = unsafe { small::Eight::<17>(at).heads() };
@@ -24,21 +24,21 @@ impl Unpack for MXFP4 {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         levels::look_up(unsafe { small::Eight::<17>(at).nibbles(1) }, &levels::MXFP4)
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         levels::look_up(unsafe { small::Eight::<17>(at).nibbles_by_lane(1) }, &levels::MXFP4)
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
         // SAFETY: the caller's promises.
         unsafe {
@@ -53,7 +53,7 @@ impl By32 for MXFP4 {
     const LESS: f32 = levels::BIAS;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn eight(at: *const u8) -> [__m256; 2] {
         // SAFETY: the caller's promises.
         unsafe {
@@ -63,7 +63,7 @@ impl By32 for MXFP4 {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn units(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         unsafe { by_32::levels_of(by_32::of_blocks::<17, 1>(at), &levels::MXFP4) }

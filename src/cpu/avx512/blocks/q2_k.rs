@@ -1,15 +1,15 @@
 //! Q2_K.
 
 use super::{Scales, Unpack, bytes_by_lane, f16_everywhere, lanes, twice};
+use crate::cpu::arch::*;
 use crate::formats::blocks::Q2_K;
-use std::arch::x86_64::*;
 
 impl Unpack for Q2_K {
     const BY_16: bool = true;
     const FOLDS: bool = true;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
         let (packed, d, dmin) = unsafe { (bytes_by_lane(at), f16_everywhere(at.add(80)), f16_everywhere(at.add(82))) };
@@ -20,7 +20,7 @@ impl Unpack for Q2_K {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         let mut codes = [_mm512_setzero_si512(); 4];
         for part in 0..2 {
@@ -35,7 +35,7 @@ impl Unpack for Q2_K {
 
     /// A code times its scale is at most 45.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn signed(at: *const u8) -> ([__m512i; 4], Scales) {
         // SAFETY: the caller's promises.
         let (mut codes, min, packed, d) =

@@ -1,16 +1,16 @@
 //! Q3_K.
 
 use super::{Scales, Unpack, f16_everywhere, lanes, select, twice};
+use crate::cpu::arch::*;
 use crate::cpu::columns::group_of_lane;
 use crate::formats::blocks::Q3_K;
-use std::arch::x86_64::*;
 
 impl Unpack for Q3_K {
     const BIAS: Option<i8> = Some(4);
     const BY_16: bool = true;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(at: *const u8) -> Scales {
         // Each lane gets the byte with its low four bits and above it the one with its high two.
         let bytes = lanes!(|lane| {
@@ -30,7 +30,7 @@ impl Unpack for Q3_K {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         let thirds = unsafe { twice(at) };

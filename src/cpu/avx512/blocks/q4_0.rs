@@ -2,8 +2,8 @@
 
 use super::by_32::{By32, Sixteenfold};
 use super::{Nibbles, One, Scales, Unpack, by_32, small};
+use crate::cpu::arch::*;
 use crate::formats::blocks::Q4_0;
-use std::arch::x86_64::*;
 
 impl Unpack for Q4_0 {
     const ONE: One = by_32::dot::<Self>;
@@ -11,28 +11,28 @@ impl Unpack for Q4_0 {
     const EXCESS: Option<i8> = Some(8);
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
         small::biased(_mm512_cvtph_ps(unsafe { small::Eight::<18>(at).short_heads() }), 8.0)
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         unsafe { small::Eight::<18>(at).nibbles(2) }
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         unsafe { small::Eight::<18>(at).nibbles_by_lane(2) }
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
         // SAFETY: the caller's promises.
         unsafe {
@@ -47,7 +47,7 @@ impl By32 for Q4_0 {
     const LESS: f32 = 8.0;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn eight(at: *const u8) -> [__m256; 2] {
         // SAFETY: the caller's promises.
         unsafe {
@@ -57,7 +57,7 @@ impl By32 for Q4_0 {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn units(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         unsafe { by_32::nibbles_in_place(by_32::of_blocks::<18, 2>(at)) }

@@ -2,8 +2,8 @@
 
 use super::by_32::{By32, Sixteenfold};
 use super::{Nibbles, One, Scales, Unpack, add_nibbles, by_32, k_scales, lanes, of_group, twice};
+use crate::cpu::arch::*;
 use crate::formats::blocks::Q4_K;
-use std::arch::x86_64::*;
 use std::hint::black_box;
 
 impl Unpack for Q4_K {
@@ -11,14 +11,14 @@ impl Unpack for Q4_K {
     const NIBBLES: Option<Nibbles> = Some(Nibbles { next_group: true, ..Nibbles::by_32(16, 16) });
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
         unsafe { k_scales::scales(at) }
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         let mut codes = [_mm512_setzero_si512(); 4];
         for k in 0..4 {
@@ -32,7 +32,7 @@ impl Unpack for Q4_K {
 
     /// Each register's numbers stand in eight places of four bytes, which a permutation of all 128 takes out at once.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn lanes(at: *const u8) -> [__m512i; 4] {
         use crate::cpu::columns::group_of_lane;
         // SAFETY: the caller's promises.
@@ -50,7 +50,7 @@ impl Unpack for Q4_K {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
         let codes = _mm512_cvtepi32_ps(lanes!(|lane| lane));
         // SAFETY: the caller's promises.
@@ -74,14 +74,14 @@ impl By32 for Q4_K {
     const LESS: f32 = 1.0;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn eight(at: *const u8) -> [__m256; 2] {
         // SAFETY: the caller's promises.
         unsafe { k_scales::eight(at) }
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn units(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         unsafe {

@@ -2,21 +2,21 @@
 
 use super::by_32::{By32, Sixteenfold};
 use super::{One, Scales, Unpack, by_32, k_scales, lanes, select, twice};
+use crate::cpu::arch::*;
 use crate::formats::blocks::Q5_K;
-use std::arch::x86_64::*;
 
 impl Unpack for Q5_K {
     const ONE: One = by_32::dot::<Self>;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
         unsafe { k_scales::scales(at) }
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         let fifths = unsafe { twice(at.add(16)) };
@@ -39,14 +39,14 @@ impl By32 for Q5_K {
     const LESS: f32 = 1.0;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn eight(at: *const u8) -> [__m256; 2] {
         // SAFETY: the caller's promises.
         unsafe { k_scales::eight(at) }
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn units(at: *const u8) -> [__m512i; 4] {
         // Of the groups of even places.
         let bits = lanes!(|lane| 0x0101_0101u32 << (lane / 4 * 2));

@@ -1,15 +1,15 @@
 //! Q6_K.
 
 use super::{Scales, Unpack, bytes_by_lane, f16_everywhere, lanes, select, twice};
+use crate::cpu::arch::*;
 use crate::formats::blocks::Q6_K;
-use std::arch::x86_64::*;
 
 impl Unpack for Q6_K {
     const BIAS: Option<i8> = Some(32);
     const BY_16: bool = true;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
         let (packed, d) = unsafe { (bytes_by_lane(at.add(192)), f16_everywhere(at.add(208))) };
@@ -18,7 +18,7 @@ impl Unpack for Q6_K {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         let (low_bits, six_bits) = (_mm512_set1_epi8(15), _mm512_set1_epi8(63));
         let mut codes = [_mm512_setzero_si512(); 4];

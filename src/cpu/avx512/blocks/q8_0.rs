@@ -1,22 +1,22 @@
 //! Q8_0.
 
 use super::{Scales, Unpack, add_codes, small};
+use crate::cpu::arch::*;
 use crate::formats::blocks::Q8_0;
-use std::arch::x86_64::*;
 use std::hint::black_box;
 
 impl Unpack for Q8_0 {
     const BIAS: Option<i8> = Some(i8::MIN);
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(at: *const u8) -> Scales {
         // SAFETY: the caller's promises.
         small::biased(small::low_f16(unsafe { small::Eight::<34>(at).heads() }), 128.0)
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(at: *const u8) -> [__m512i; 4] {
         let mut codes = [_mm512_setzero_si512(); 4];
         for k in 0..4 {
@@ -34,7 +34,7 @@ impl Unpack for Q8_0 {
 
     /// The codes are signed bytes as they lie there.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn add(at: *const u8, a: __m512, out: *mut f32) {
         // SAFETY: the caller's promises.
         unsafe {

@@ -1,8 +1,8 @@
 //! What the types of 32 numbers a block share: eight blocks make 256 numbers.
 
 use super::{Scales, add_nibbles, lanes, of_group};
+use crate::cpu::arch::*;
 use crate::cpu::columns::group_of_lane;
-use std::arch::x86_64::*;
 use std::hint::black_box;
 
 /// Eight blocks of `BYTES` each.
@@ -15,7 +15,7 @@ impl<const BYTES: usize> Eight<BYTES> {
     /// # Safety
     /// As all functions here: the blocks can be read.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     pub(super) unsafe fn heads(self) -> __m512i {
         // SAFETY: the caller's promises.
         unsafe {
@@ -35,7 +35,7 @@ impl<const BYTES: usize> Eight<BYTES> {
     /// # Safety
     /// As above.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     pub(super) unsafe fn nibbles(self, at: usize) -> [__m512i; 4] {
         let mut codes = [_mm512_setzero_si512(); 4];
         for k in 0..4 {
@@ -57,7 +57,7 @@ impl<const BYTES: usize> Eight<BYTES> {
     /// # Safety
     /// As above.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     pub(super) unsafe fn nibbles_by_lane(self, at: usize) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         let four = |first: usize| unsafe {
@@ -87,7 +87,7 @@ impl<const BYTES: usize> Eight<BYTES> {
     /// # Safety
     /// As above.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     pub(super) unsafe fn short_heads(self) -> __m256i {
         const { assert!(BYTES.is_multiple_of(2) && 3 * BYTES + 2 <= 64 && 4 * BYTES >= 64) };
         // SAFETY: the caller's promises; the second load ends within the eight blocks.
@@ -113,7 +113,7 @@ impl<const BYTES: usize> Eight<BYTES> {
     /// # Safety
     /// As above.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn words<const BYTE: usize>(self) -> __m128i {
         const { assert!(3 * BYTES + 4 <= 64 && 4 * BYTES >= 64) };
         let places = const {
@@ -137,7 +137,7 @@ impl<const BYTES: usize> Eight<BYTES> {
     /// # Safety
     /// As above.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     pub(super) unsafe fn first_words(self) -> __m256 {
         // SAFETY: the caller's promises.
         _mm256_cvtph_ps(unsafe { self.words::<0>() })
@@ -148,7 +148,7 @@ impl<const BYTES: usize> Eight<BYTES> {
     /// # Safety
     /// As above.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     pub(super) unsafe fn two_words(self) -> [__m256; 2] {
         // SAFETY: the caller's promises.
         unsafe { [_mm256_cvtph_ps(self.words::<0>()), _mm256_cvtph_ps(self.words::<2>())] }
@@ -159,7 +159,7 @@ impl<const BYTES: usize> Eight<BYTES> {
     /// # Safety
     /// As above.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     pub(super) unsafe fn exponents(self) -> __m256 {
         // Every second block begins in the middle of a word.
         let up = _mm256_setr_epi32(23, 15, 23, 15, 23, 15, 23, 15);
@@ -174,7 +174,7 @@ impl<const BYTES: usize> Eight<BYTES> {
     /// # Safety
     /// As above.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     pub(super) unsafe fn add_nibbles(self, at: usize, levels: __m512, scales: Scales, out: *mut f32) {
         // SAFETY: the caller's promises.
         unsafe {
@@ -192,7 +192,7 @@ impl<const BYTES: usize> Eight<BYTES> {
     /// # Safety
     /// As above.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     pub(super) unsafe fn codes_of_five(self, fifths: usize, at: usize) -> [__m512i; 4] {
         // SAFETY: the caller's promises.
         unsafe {
@@ -209,21 +209,21 @@ impl<const BYTES: usize> Eight<BYTES> {
 
 /// The f16 in the low half of each lane.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) fn low_f16(lanes: __m512i) -> __m512 {
     _mm512_cvtph_ps(_mm512_cvtepi32_epi16(lanes))
 }
 
 /// Scales for codes that are `bias` scales above their numbers.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) fn biased(scale: __m512, bias: f32) -> Scales {
     Scales { scale, min: _mm512_mul_ps(scale, _mm512_set1_ps(bias)) }
 }
 
 /// Scales from f16 in the low halves of lanes and what is added to all numbers from f16 in the high halves.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) fn with_minimum(heads: __m512i) -> Scales {
     let minimum = low_f16(_mm512_srli_epi32::<16>(heads));
     Scales { scale: low_f16(heads), min: _mm512_xor_ps(minimum, _mm512_set1_ps(-0.0)) }
@@ -231,7 +231,7 @@ pub(super) fn with_minimum(heads: __m512i) -> Scales {
 
 /// 0, 1, 2 and so on: the levels of codes that are numbers themselves.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) fn whole_numbers() -> __m512 {
     _mm512_cvtepi32_ps(lanes!(|lane| lane))
 }

@@ -5,13 +5,13 @@
 
 use super::tile::{self, Panel};
 use super::{HIGH, LANES, WIDTH};
+use crate::cpu::arch::*;
 use crate::cpu::gemm::{MAGIC, Out, Panels, words};
 use crate::formats::rows::GROUP;
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 /// As [`crate::cpu::gemm::Across`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(in crate::cpu) unsafe fn across(
     strip: *const f32,
     depth: usize,
@@ -47,7 +47,7 @@ pub(in crate::cpu) unsafe fn across(
 
 /// Rounds 32 numbers of 16 rows, which lie as a strip does, to codes with one scale for each row.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn round_group(numbers: *const f32, to: *mut Panel, g: usize, i: usize) {
     // SAFETY: the caller promises the numbers and the place.
     unsafe {

@@ -14,6 +14,7 @@ mod source;
 mod tile;
 
 use super::prefetch;
+use crate::cpu::arch::*;
 use crate::cpu::gemm::{self, DEPTH, Gemm, Out, Panels, ScaledAcross, Waiting, words};
 use crate::cpu::rounding::Bits;
 use crate::formats::blocks::{self, BlockType};
@@ -21,7 +22,6 @@ use crate::formats::rows::{GROUP, Quant};
 pub(super) use across::across;
 use scaled::{Packs as PackRows, scaled};
 use source::{Packs, Source};
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use tile::{Panel, Sums};
@@ -43,7 +43,7 @@ const FEW_PANELS: usize = 3;
 const MOST_LINES: usize = HIGH * LANES * 10;
 
 /// As [`gemm::fill`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(super) unsafe fn fill(columns: &[&[f32]], width: usize, given: f32, bits: Bits, out: &mut [u32]) {
     gemm::fill_up(columns.len(), width, bits, out);
     for (c, column) in columns.iter().enumerate() {
@@ -113,7 +113,7 @@ pub(super) const SCALED: [Option<ScaledAcross>; Quant::COUNT] = {
 };
 
 /// The [`Gemm`] of one type.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn multiply<T: Source>(rows: &[*const u8], x: &Panels, y: *mut f32, stride: usize) {
     debug_assert_eq!(x.width, WIDTH);
     gemm::strips(rows.len(), HIGH * LANES, x, |first, panels| {
@@ -123,7 +123,7 @@ unsafe fn multiply<T: Source>(rows: &[*const u8], x: &Panels, y: *mut f32, strid
 }
 
 /// Products of the strip that begins at row `first` with some panels of columns.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn strip<T: Source>(
     rows: &[*const u8],
     first: usize,

@@ -9,12 +9,12 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::LANES;
+use crate::cpu::arch::*;
 use crate::cpu::avx512::blocks::{Unpack, scales_of_k};
 use crate::cpu::avx512::prefetch;
 use crate::cpu::gemm::{MOST_NUMBER, MOST_SHARE, SCALED_LANES as WIDE, SCALED_ROWS as ROWS};
 use crate::formats::blocks;
 use crate::formats::rows::{GROUP, PACK};
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -94,7 +94,7 @@ impl<const FOUR: bool> Row for Packs<FOUR> {
     const PACKS: bool = true;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(row: *const u8, pack: usize, i: usize) -> __m512i {
         // SAFETY: the caller's promises.
         unsafe {
@@ -109,7 +109,7 @@ impl<const FOUR: bool> Row for Packs<FOUR> {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(row: *const u8, cols: usize, pack: usize) -> [__m512; 2] {
         // SAFETY: the caller's promises.
         let scales = unsafe { _mm256_loadu_si256(row.add(Self::scales_at(cols, pack)).cast()) };
@@ -131,14 +131,14 @@ impl Row for blocks::Q5_K {
     const PACKS: bool = false;
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn codes(row: *const u8, pack: usize, i: usize) -> __m512i {
         // SAFETY: the caller's promises.
         unsafe { <blocks::Q5_K as Unpack>::codes(row.add((pack * 2 + i / 4) * Q5_K_BYTES))[i % 4] }
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn scales(row: *const u8, _: usize, pack: usize) -> [__m512; 2] {
         // SAFETY: the caller's promises.
         unsafe {
@@ -155,7 +155,7 @@ impl Row for blocks::Q5_K {
 }
 
 /// As [`crate::cpu::gemm::ScaledAcross`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub(in crate::cpu) unsafe fn scaled<R: Row>(
     rows: &[*const u8],
     cols: usize,
@@ -206,7 +206,7 @@ fn ask<R: Row>(row: *const u8, cols: usize, pack: usize) {
 
 /// Puts a pack of four rows into the block.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn open<R: Row>(rows: &[*const u8; TOGETHER], cols: usize, pack: usize, q: usize, block: *mut Block) {
     // SAFETY: the caller promises whole rows and the place.
     unsafe {
@@ -256,7 +256,7 @@ unsafe fn open<R: Row>(rows: &[*const u8; TOGETHER], cols: usize, pack: usize, q
 
 /// Quarter i of each register.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f"))]
 fn quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     let firsts = [_mm512_shuffle_i32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_i32x4::<0b01_00_01_00>(c, d)];
     let lasts = [_mm512_shuffle_i32x4::<0b11_10_11_10>(a, b), _mm512_shuffle_i32x4::<0b11_10_11_10>(c, d)];
@@ -270,7 +270,7 @@ fn quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
 
 /// Takes 32 rows' numbers of the columns, of which there are `lanes`, 16 or 32.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn take(x: *const f32, lanes: usize, block: &Block, to: *mut Rounded) {
     let zero = _mm512_setzero_ps();
     // SAFETY: the caller promises the numbers and the place.
@@ -299,7 +299,7 @@ unsafe fn take(x: *const f32, lanes: usize, block: &Block, to: *mut Rounded) {
 
 /// Rounds the columns for group `g`.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn round<R: Row>(block: &Block, g: usize, x: *const f32, lanes: usize, to: *mut Rounded) {
     // SAFETY: the caller promises the place, and that `take` was there.
     unsafe {
@@ -340,7 +340,7 @@ type Tile = unsafe fn(&Block, usize, &Rounded, usize, *mut f32, usize);
 const TILES: [Tile; WIDTH] = [tile::<1>, tile::<2>, tile::<3>, tile::<4>, tile::<5>, tile::<6>];
 
 /// Adds group `g` of `N` columns, from column `first` on, to `y`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn tile<const N: usize>(block: &Block, g: usize, rounded: &Rounded, first: usize, y: *mut f32, stride: usize) {
     let mut sums = [[_mm512_setzero_si512(); 2]; N];
     for c in 0..N {

@@ -2,11 +2,11 @@
 
 use super::LANES;
 use super::tile::{HALF_MINS, Panel};
+use crate::cpu::arch::*;
 use crate::cpu::avx512::blocks::{self as units, MAX_STEP, Nibbles, Unpack, by_lane};
 use crate::cpu::columns::{BLOCK, group_of_lane};
 use crate::cpu::gemm::{self, DEPTH, GROUPS, MAGIC};
 use crate::formats::rows::{GROUP, PACK};
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// [`DEPTH`] numbers of 16 rows, unpacked row by row.
@@ -78,7 +78,7 @@ impl<T: Unpack> Source for T {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize, only_scales: bool) {
         let mut tail = [0; MAX_STEP];
         for half in 0..(cols - start).min(DEPTH).div_ceil(BLOCK) {
@@ -115,7 +115,7 @@ impl<T: Unpack> Source for T {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn of_nibbles(nibbles: __m512i) -> __m512i {
         match (T::NIBBLES, T::EXCESS) {
             (Some(Nibbles { levels: Some(levels), .. }), _) => {
@@ -164,7 +164,7 @@ impl<const FOUR: bool> Source for Packs<FOUR> {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn open(row: *const u8, cols: usize, start: usize, to: *mut Opened, r: usize, only_scales: bool) {
         let groups = (cols - start).min(DEPTH) / GROUP;
         // SAFETY: the caller's promises.
@@ -210,7 +210,7 @@ impl<const FOUR: bool> Source for Packs<FOUR> {
     }
 
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+    #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
     unsafe fn of_nibbles(nibbles: __m512i) -> __m512i {
         _mm512_sub_epi8(nibbles, _mm512_set1_epi8(8))
     }
@@ -227,7 +227,7 @@ impl<const FOUR: bool> Source for Packs<FOUR> {
 }
 
 /// Unpacks numbers `start..start + DEPTH` of at most 16 rows into registers `i` of the panel. Of missing rows it takes the last.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, to: *mut Panel, i: usize) {
     let mut opened = std::mem::MaybeUninit::<Opened>::uninit();
     let opened = opened.as_mut_ptr();
@@ -294,7 +294,7 @@ pub unsafe fn unpack<T: Source>(rows: &[*const u8], cols: usize, start: usize, t
 
 /// Turns the codes of `groups` groups of 32, four bits each, of 16 rows, and takes them apart then.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn turn_nibbles<T: Source>(rows: &[*const u8], start: usize, groups: usize, to: &mut Panel, i: usize) {
     for n in 0..groups {
         let at = T::nibbles(start, n);
@@ -319,7 +319,7 @@ unsafe fn transposed(of: impl Fn(usize) -> *const __m128i) -> [__m512i; 4] {
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn transpose(rows: [*const __m128i; LANES]) -> [__m512i; 4] {
     let mut lanes = [_mm512_setzero_si512(); 4];
     for r in 0..4 {

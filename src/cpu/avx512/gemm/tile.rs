@@ -4,11 +4,11 @@
 #![allow(clippy::manual_memcpy)]
 
 use super::{HIGH, LANES, WIDTH, prefetch};
+use crate::cpu::arch::*;
 #[cfg(doc)]
 use crate::cpu::gemm::MAGIC;
 use crate::cpu::gemm::{GROUPS, HALVES, MINS, Out, WIDE, words};
 use crate::formats::rows::GROUP;
-use std::arch::x86_64::*;
 
 /// Up to [`DEPTH`] numbers of each of 32 rows. A lane is a row. Where groups of 32 have one scale the second of their halves is not used.
 #[repr(C, align(64))]
@@ -56,7 +56,7 @@ pub const fn tiles(kind: u8) -> [[Tile; WIDTH / 2]; HIGH] {
 
 /// Products of the first R registers of rows with the first N columns of a panel, whose words begin at `x`. The lines of `ask` are prefetched
 /// on the way, evenly spread: many in a row would be dropped.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn tile<const KIND: u8, const R: usize, const N: usize>(
     w: &Panel,
     groups: usize,
@@ -102,7 +102,7 @@ unsafe fn tile<const KIND: u8, const R: usize, const N: usize>(
 
 /// Adds the products of group `g`.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn add_group<const KIND: u8, const R: usize, const N: usize>(
     w: &Panel,
     g: usize,
@@ -156,7 +156,7 @@ unsafe fn add_group<const KIND: u8, const R: usize, const N: usize>(
 
 /// Writes a tile's sums.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
+#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn store<const R: usize, const N: usize>(sums: [[__m512; N]; R], out: Out<Sums>) {
     for r in 0..R {
         let left = out.rows.saturating_sub(r * LANES).min(LANES);
