@@ -800,6 +800,12 @@ fn an_instruction_set_that_is_asked_for_is_used_or_refused() {
     let bench = ["bench", "demo", "-p", "0", "-n", "1", "-r", "1", "-t", "1", "-o", "json"];
     let rows: Json = serde_json::from_slice(&with("portable", &bench).stdout).unwrap();
     assert_eq!(rows[0]["instruction_set"], "portable");
+    // Every set that this processor has runs prompts.
+    for isa in dynamicinfer::cpu::Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+        let hashes = with(isa.name(), &["logits-hash", "demo", "-p", "48,64", "--sequences", "1", "-t", "1", "--json"]);
+        let hashes: Json = serde_json::from_slice(&hashes.stdout).unwrap();
+        assert_eq!(hashes.as_array().map(Vec::len), Some(3), "{}: {hashes}", isa.name());
+    }
     let refused = with("mmx", &["ls"]);
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(refused.status.code() == Some(2) && said.contains("take avx512, avxvnni, avx2 or portable"), "{said}");
