@@ -45,6 +45,8 @@ pub mod attend;
 mod avx2;
 mod avx512;
 mod columns;
+#[cfg(all(emulated, target_arch = "x86_64"))]
+pub mod emulated;
 pub mod floats;
 pub mod gemm;
 pub mod peak;

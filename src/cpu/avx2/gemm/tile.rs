@@ -6,7 +6,6 @@ use crate::cpu::arch::*;
 use crate::cpu::gemm::{DEPTH, MAGIC};
 use crate::cpu::gemm::{GROUPS, HALVES, MINS, Out, WIDE, words};
 use crate::formats::rows::GROUP;
-use std::arch::asm;
 use std::ops::Range;
 
 /// How codes are multiplied, which decides how they lie in a panel. Four at a time by AVX-VNNI, with sums of 32 bits.
@@ -81,9 +80,12 @@ pub const fn tile(form: u8, kind: u8) -> Tile {
 /// Adds in the order in which the calls stand. The compiler would add up products first, and keep them in memory for that.
 #[inline]
 #[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
-fn in_order(mut sum: __m256i) -> __m256i {
+fn in_order(#[cfg_attr(emulated, allow(unused_mut))] mut sum: __m256i) -> __m256i {
     // SAFETY: no instruction at all.
-    unsafe { asm!("/* {} */", inout(ymm_reg) sum, options(nomem, nostack, preserves_flags)) };
+    #[cfg(not(emulated))]
+    unsafe {
+        std::arch::asm!("/* {} */", inout(ymm_reg) sum, options(nomem, nostack, preserves_flags))
+    };
     sum
 }
 

@@ -1,0 +1,52 @@
+//! The root's laws with every vector instruction in plain Rust: each kernel of each instruction set runs, whatever the machine at hand has.
+//!
+//! Laws of kernels go through all sets by themselves. Those of the engine take the best; so this program runs them once more for each other
+//! set, as `DYNAMICINFER_ISA` names it.
+
+// What the root's laws share stands in each of them.
+#![allow(clippy::duplicate_mod)]
+
+#[path = "../../../../tests/ffn.rs"]
+mod ffn;
+#[path = "../../../../tests/floats.rs"]
+mod floats;
+#[path = "../../../../tests/gemm.rs"]
+mod gemm;
+#[path = "../../../../tests/gpt_oss.rs"]
+mod gpt_oss;
+#[path = "../../../../tests/in_place.rs"]
+mod in_place;
+#[path = "../../../../tests/instruction_sets.rs"]
+mod instruction_sets;
+#[path = "../../../../tests/kernels.rs"]
+mod kernels;
+#[path = "../../../../tests/mixtures.rs"]
+mod mixtures;
+#[path = "../../../../tests/predictors.rs"]
+mod predictors;
+#[path = "../../../../tests/prefill.rs"]
+mod prefill;
+#[path = "../../../../tests/prompts.rs"]
+mod prompts;
+#[path = "../../../../tests/reference_models.rs"]
+mod reference_models;
+#[path = "../../../../tests/sparse.rs"]
+mod sparse;
+
+use dynamicinfer::cpu::Isa;
+use std::process::Command;
+
+/// Modules whose laws take the best kernels.
+const BY_ENGINE: [&str; 5] = ["mixtures::", "prefill::", "prompts::", "reference_models::", "sparse::"];
+
+#[test]
+fn laws_of_the_engine_hold_with_every_instruction_set() {
+    let [_best, others @ ..] = Isa::ALL;
+    for isa in others {
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let said = again.args(BY_ENGINE).env("DYNAMICINFER_ISA", isa.name()).output().unwrap();
+        let text = format!("{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+        assert!(said.status.success(), "with {}:\n{text}", isa.name());
+        assert!(BY_ENGINE.iter().all(|module| text.contains(&format!("test {module}"))), "laws of each ran:\n{text}");
+    }
+}
