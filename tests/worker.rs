@@ -37,7 +37,7 @@ fn worker(dir: &Path, slots: usize, context: usize, deterministic: bool, of: imp
     let mut engine = Engine::new(model, 1, Kernels::best());
     of(&mut engine);
     let limits =
-        Limits { queue: 8, slots, context, kv: KvType::F16, deterministic, rest: Duration::MAX, slowdown: 2.0 };
+        Limits { queue: 64, slots, context, kv: KvType::F16, deterministic, rest: Duration::MAX, slowdown: 2.0 };
     start(engine, tokenizer, limits).unwrap()
 }
 
@@ -59,7 +59,7 @@ fn job(client: u64, max_tokens: usize) -> Job {
 
 /// Sends a command, and does not wait for its answer.
 fn send(handle: &Handle, command: impl FnOnce(&mut Engine) + Send + 'static) {
-    let asked = pin!(handle.ask(command));
+    let asked = pin!(handle.ask(1, command));
     assert!(asked.poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
@@ -70,7 +70,7 @@ fn within_patience<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn ask<T: Send + 'static>(handle: &Handle, question: impl FnOnce(&mut Engine) -> T + Send + 'static) -> T {
-    within_patience(handle.ask(question)).unwrap()
+    within_patience(handle.ask(1, question)).unwrap()
 }
 
 /// The tokens of a whole answer.
@@ -204,20 +204,21 @@ impl Predictor for Amid {
 
 /// Between two tokens of an answer ran those of all others, each a pass of its own where answers must not depend on each other.
 #[test]
-fn a_command_is_carried_out_after_the_current_pass_and_in_the_order_in_which_it_came() {
+fn a_question_is_answered_after_the_current_pass() {
     let dir = tempfile::tempdir().unwrap();
     let (known, done) = (Arc::new(OnceLock::<Handle>::new()), Arc::new(Mutex::new(Vec::new())));
     let (handle, seen) = (known.clone(), done.clone());
-    let commands = move || {
+    let now_and_then = |pass: u64| pass > 10 && pass % 7 == 1;
+    let questions = move || {
         let Some(handle) = handle.get() else { return };
-        for number in 0..2 {
-            let (sent, then, seen) = (passes(handle), handle.clone(), seen.clone());
-            send(handle, move |_| seen.lock().unwrap().push((sent, passes(&then), number)));
+        let (sent, then, seen) = (passes(handle), handle.clone(), seen.clone());
+        if now_and_then(sent) {
+            send(handle, move |_| seen.lock().unwrap().push((sent, passes(&then))));
         }
     };
     let handle = worker(dir.path(), 3, 64, true, |engine| {
         let amid: Arc<dyn Predictor> =
-            Arc::new(Amid(Calibration::new(vec![-1.0, 1.0], vec![0.1, 0.9]), Box::new(commands)));
+            Arc::new(Amid(Calibration::new(vec![-1.0, 1.0], vec![0.1, 0.9]), Box::new(questions)));
         let predicted = Choice::Predicted { predictor: amid, threshold: 0.5, activation_threshold: 0.0 };
         engine.set_sparsity(Sparsity::new(vec![predicted; engine.model.config.layers], 0).unwrap());
     });
@@ -227,13 +228,104 @@ fn a_command_is_carried_out_after_the_current_pass_and_in_the_order_in_which_it_
         assert_eq!(read(events), 20);
     }
     within_patience(handle.idle());
-    // The last pass's commands may still wait: they come before this one.
+    // The last pass's question may still wait: it comes before this one.
     ask(&handle, |_| ());
-    let done = done.lock().unwrap();
     // Each of the three prompts is a pass, and each token but its first.
-    let expected: Vec<(u64, u64, u64)> = (0..3 * 20).flat_map(|n| [(n, n + 1, 0), (n, n + 1, 1)]).collect();
-    assert_eq!(*done, expected);
+    let expected: Vec<(u64, u64)> = (0..3 * 20).filter(|&n| now_and_then(n)).map(|n| (n, n + 1)).collect();
+    assert_eq!(*done.lock().unwrap(), expected);
     handle.stop();
+}
+
+/// What the worker had done when a question was answered.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// Tokens of answers but their first.
+    tokens: u64,
+    /// Parts of prompts and of texts to embed.
+    steps: u64,
+    embedded: u64,
+    prompted: u64,
+}
+
+fn seen(handle: &Handle) -> Seen {
+    let m = &handle.metrics;
+    let prompted = m.prompts_along.get() + m.prompt_passes.get();
+    let embedded = m.embedding_passes.get();
+    Seen { tokens: m.decode_columns.get(), steps: prompted + embedded, embedded, prompted }
+}
+
+/// One client that asked for embeddings made answers 35 times as slow: two steps of 64 tokens ran between two tokens, and of questions as many as
+/// had come.
+#[test]
+fn whatever_is_asked_an_answer_waits_for_one_step_of_it_between_two_tokens() {
+    const TOKENS: usize = 400;
+    for (answers, deterministic) in [(1, false), (3, false), (40, false), (1, true), (3, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let handle = worker(dir.path(), answers + 2, 1024, deterministic, |_| {});
+        let (release, held) = channel::<()>();
+        send(&handle, move |_| held.recv_timeout(PATIENCE).unwrap());
+        let mut all: Vec<Events> = (0..answers).map(|i| handle.submit(job(i as u64, TOKENS)).unwrap()).collect();
+        // Two clients' prompts, eight clients' texts and eight clients' questions, more of each than an answer has tokens for.
+        let long =
+            |client| Job { prompt: (0..1000).map(|i| 3 + (i * 7 + client as u32) % 50).collect(), ..job(client, 1) };
+        let prompts: Vec<Events> = (100..102).map(|client| handle.submit(long(client)).unwrap()).collect();
+        let mut texts: Vec<_> = (0..24).map(|i| Box::pin(handle.embed(200 + i % 8, vec![5; 1000]))).collect();
+        for text in &mut texts {
+            assert!(text.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        let log = Arc::new(Mutex::new(Vec::new()));
+        for i in 0..2000 {
+            let (then, log) = (handle.clone(), log.clone());
+            let note = move |_: &mut Engine| log.lock().unwrap().push(seen(&then));
+            let asked = pin!(handle.ask(300 + i % 8, note));
+            assert!(asked.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        release.send(()).unwrap();
+        for events in &mut all {
+            assert_eq!(read(events), TOKENS);
+        }
+        let log = log.lock().unwrap().clone();
+        // From when all answers are under way until the first may end.
+        let n = answers as u64;
+        let all_go_on = |seen: &&Seen| (100 * n..(TOKENS as u64 - 100) * n).contains(&seen.tokens);
+        let log: Vec<Seen> = log.iter().filter(all_go_on).copied().collect();
+        for pair in log.windows(2) {
+            let (tokens, steps) = (pair[1].tokens - pair[0].tokens, pair[1].steps - pair[0].steps + 1);
+            assert!(n * steps <= tokens, "{answers} answers got {tokens} tokens beside {steps} steps: {pair:?}");
+        }
+        // Nothing that was asked stands still.
+        let [first, last] = [log[0], log[log.len() - 1]];
+        assert!(log.len() > 20 && last.embedded > first.embedded && last.prompted > 0, "{first:?} {last:?}");
+        assert_eq!(handle.metrics.held_up_most.get(), 1);
+        drop((prompts, texts));
+        handle.stop();
+    }
+}
+
+#[test]
+fn an_embedding_is_the_same_beside_answers_as_alone_and_ends_with_its_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let handle = worker(dir.path(), 2, 1024, false, |_| {});
+    let text: Vec<u32> = (0..100).map(|i| 3 + i * 7 % 50).collect();
+    let alone = within_patience(handle.embed(1, text.clone())).unwrap().unwrap();
+    assert_eq!(alone.len(), handle.dimensions);
+    assert!((alone.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-5);
+    let before = handle.metrics.embedding_tokens.get();
+    let (release, held) = channel::<()>();
+    send(&handle, move |_| held.recv_timeout(PATIENCE).unwrap());
+    let mut events = handle.submit(job(1, 1000)).unwrap();
+    // Its client goes before it begins.
+    let mut gone = Box::pin(handle.embed(2, vec![5; 1000]));
+    assert!(gone.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(gone);
+    release.send(()).unwrap();
+    let beside = within_patience(handle.embed(3, text.clone())).unwrap().unwrap();
+    assert!(alone.iter().zip(&beside).all(|(a, b)| (a - b).abs() < 1e-5), "{alone:?} {beside:?}");
+    assert_eq!(handle.metrics.embedding_tokens.get() - before, text.len() as u64);
+    assert_eq!(read(&mut events), 1000);
+    handle.stop();
+    within_patience(handle.ended());
+    assert!(within_patience(handle.embed(1, text)).is_err(), "the worker has ended");
 }
 
 /// The tokens of a whole answer, with their log probabilities.

@@ -41,7 +41,7 @@ impl Drop for Here {
     fn drop(&mut self) {
         if let Some(at_end) = self.at_end.take() {
             // A failed engine has nothing to keep.
-            let _ = self.runtime.block_on(self.handle.ask(at_end));
+            let _ = self.runtime.block_on(self.handle.ask(0, at_end));
         }
     }
 }
@@ -149,7 +149,7 @@ impl Backend {
         if let Some((None, _)) = change {
             return Ok(None);
         }
-        let answer = here.handle.ask(move |engine| {
+        let answer = here.handle.ask(0, move |engine| {
             if let Some((Some(set), bytes)) = change {
                 set(engine, bytes)?;
             }

@@ -26,8 +26,9 @@ pub(super) struct Host<'a> {
     pub split: Option<&'a mut Split>,
     /// The trace, without a device.
     pub timeline: Option<&'a mut Timeline>,
-    /// What is active in a long prompt's chunk is told to the scheduler; not what is only embedded, which nobody continues.
-    pub teaches: bool,
+    /// Whether hidden states are what is wanted: every neuron is computed, and the scheduler is not told what is active, because no text
+    /// goes on from there.
+    pub embeds: bool,
 }
 
 impl Host<'_> {
@@ -99,7 +100,8 @@ impl Executor for Host<'_> {
             look_inside(pass, l);
             return Wanted::Experts;
         }
-        if pass.is_chunk() {
+        // An embedding is not to depend on how many of its tokens go together.
+        if pass.is_chunk() || self.embeds {
             return Wanted::All;
         }
         let n = pass.n();
@@ -141,7 +143,7 @@ impl Executor for Host<'_> {
         let selection = listed.then(|| &predicted.selections[l]);
         probe.report.add_layer((l, layer), c, n, wanted, selection, read);
         if n > MAX_COLUMNS
-            && self.teaches
+            && !self.embeds
             && let Some(migrator) = self.split.as_mut().and_then(|split| split.migrator.as_mut())
         {
             b.ffn.counts(c, Neurons::All(c.ffn), n, activation_threshold, &mut b.counts);

@@ -269,8 +269,8 @@ impl Engine {
         &mut self.buffers.logits
     }
 
-    /// Runs `tokens` as [`Engine::forward`] does, by the CPU alone, and returns their hidden states instead of logits: the residual behind
-    /// the last layer, normalised as the head reads it, `[n, hidden]`.
+    /// Runs `tokens` as [`Engine::forward`] does, by the CPU alone and with every neuron however few they are, and returns their hidden
+    /// states instead of logits: the residual behind the last layer, normalised as the head reads it, `[n, hidden]`.
     pub fn hidden_states(&mut self, kv: &mut KvCache, tokens: &[u32]) -> Vec<f32> {
         self.set_tokens(kv.len, tokens, Logits::None);
         self.run(std::slice::from_mut(kv), None, false, &mut || true);
@@ -370,7 +370,7 @@ impl Engine {
             }
             idle => (None, idle.as_mut()),
         };
-        let mut host = Host { split: from_host, timeline: timeline.as_deref_mut(), teaches: divided };
+        let mut host = Host { split: from_host, timeline: timeline.as_deref_mut(), embeds: !divided };
         // A timeline is about speed, and an observer has the CPU compute what nobody waits for.
         let begins = observer.is_none().then_some(Note::Pass { tokens: n, first });
         let probe = Probe { lap: clock::now(), report, observer };
@@ -409,7 +409,7 @@ impl Engine {
         report.tokens += n as u64;
         report.passes += 1;
         let residents = split.as_ref().map_or(0, Split::residents);
-        Host { split: split.as_mut(), timeline: timeline.as_deref_mut(), teaches: false }
+        Host { split: split.as_mut(), timeline: timeline.as_deref_mut(), embeds: true }
             .note(report, Note::End { residents, neurons });
         if self.fault().is_some() || self.unread().is_some() {
             // No result in which a failed device or neurons that could not be read had a part may pass for an answer.

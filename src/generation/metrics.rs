@@ -21,6 +21,11 @@ impl Number {
         self.0.store(n, Ordering::Relaxed);
     }
 
+    /// Replaces the number by `n` if that is more.
+    pub fn raise(&self, n: u64) {
+        self.0.fetch_max(n, Ordering::Relaxed);
+    }
+
     /// The number now.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -103,6 +108,16 @@ pub struct Metrics {
     pub decode_columns: Number,
     /// Passes through the model over chunks of prompts.
     pub prompt_passes: Number,
+    /// Passes that made tokens and with which tokens of a prompt went along.
+    pub prompts_along: Number,
+    /// Passes over parts of texts whose embeddings are wanted.
+    pub embedding_passes: Number,
+    /// Tokens in these passes.
+    pub embedding_tokens: Number,
+    /// Questions that were answered between passes, changes to the engine among them.
+    pub questions: Number,
+    /// Steps of other work (questions, parts of prompts and of texts to embed) that an answer has waited for between two tokens, at most.
+    pub held_up_most: Number,
     /// Nanoseconds in attention.
     pub attention_ns: Number,
     /// Nanoseconds in predictors.

@@ -4,7 +4,9 @@
 //! One thread, the [`worker`]'s, owns the engine; everybody else holds a [`Handle`]. A [`Job`] goes in, [`Event`]s come out, and dropping
 //! the receiver of the events cancels the job.
 
+pub mod embedding;
 pub mod grammar;
+pub mod handle;
 pub mod job;
 mod logprobs;
 pub mod metrics;
@@ -13,10 +15,12 @@ mod pace;
 pub mod queue;
 mod sequence;
 pub mod slots;
+mod turns;
 pub mod worker;
 
 pub use grammar::{Grammar, Grammars};
+pub use handle::{Handle, Limits};
 pub use job::{Delta, Done, Event, Job, Logprob, Reason, Refused};
 pub use metrics::Metrics;
 pub use outbox::Events;
-pub use worker::{Handle, Limits, start};
+pub use worker::start;

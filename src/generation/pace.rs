@@ -25,6 +25,16 @@ const CHUNK_SECONDS: f64 = 10.0;
 /// Weight of a new time in a mean.
 const NEW: f64 = 0.25;
 
+/// Share of the time of answers alone that steps beside them get, at least, however small the slowdown: a text always comes to its end.
+const MIN_ASIDE: f64 = 0.1;
+
+/// A step that reads all weights for a few tokens reads them for more at little cost: it may take this many times as long as one of a
+/// single token, where even that takes longer than one pass allows.
+const WHOLE_READ: f64 = 1.5;
+
+/// Sizes of steps beside answers: 1, 2, 4 and so on to [`MAX_COLUMNS`].
+const SIZES: usize = MAX_COLUMNS.ilog2() as usize + 1;
+
 /// How long passes take.
 #[derive(Clone, Copy, Debug, Default)]
 struct Timed {
@@ -38,6 +48,20 @@ struct Timed {
     at: u64,
 }
 
+impl Timed {
+    /// Adds a time, of the pass number `at`.
+    fn note(&mut self, at: u64, seconds: f64) {
+        if at - self.at > REMEMBERED {
+            *self = Timed::default();
+        }
+        self.count += 1;
+        let weight = NEW.max(1.0 / self.count as f64);
+        self.mean += (seconds - self.mean) * weight;
+        self.least = seconds.min(self.least + (seconds - self.least) * weight);
+        self.at = at;
+    }
+}
+
 /// Learns how long passes take by their number of tokens.
 #[derive(Clone, Debug)]
 pub struct Pace {
@@ -49,12 +73,26 @@ pub struct Pace {
     passes: u64,
     /// Seconds that each token of a prompt's last whole chunk took.
     prompt_token: Option<f64>,
+    /// Steps beside answers, by the logarithm of their tokens.
+    steps: [Timed; SIZES],
+    /// Steps so far.
+    stepped: u64,
+    /// Seconds that steps have taken beyond what the passes since have allowed.
+    debt: f64,
 }
 
 impl Pace {
     /// For passes that may take `slowdown` times as long, 1 or more, because prompts go along.
     pub fn new(slowdown: f64) -> Pace {
-        Pace { slowdown, times: [Timed::default(); MAX_COLUMNS + 1], passes: 0, prompt_token: None }
+        Pace {
+            slowdown,
+            times: [Timed::default(); MAX_COLUMNS + 1],
+            passes: 0,
+            prompt_token: None,
+            steps: [Timed::default(); SIZES],
+            stepped: 0,
+            debt: 0.0,
+        }
     }
 
     /// Notes how long a prompt's chunk took.
@@ -73,16 +111,76 @@ impl Pace {
     /// Notes that a pass of so many tokens, at most [`MAX_COLUMNS`], took so long.
     pub fn note(&mut self, tokens: usize, seconds: f64) {
         self.passes += 1;
-        let passes = self.passes;
-        let timed = &mut self.times[tokens];
-        if passes - timed.at > REMEMBERED {
-            *timed = Timed::default();
+        self.times[tokens].note(self.passes, seconds);
+    }
+
+    /// Seconds that the next tokens of so many answers take by themselves, `at_once` of them in a pass; `None` until that is known.
+    pub fn alone(&self, answers: usize, at_once: usize) -> Option<f64> {
+        let of = |answers: usize| {
+            let timed = self.times[answers];
+            (answers == 0 || timed.count >= TRIALS).then_some(timed.least)
+        };
+        let (full, rest) = (answers / at_once, answers % at_once);
+        let full = if full > 0 { full as f64 * of(at_once)? } else { 0.0 };
+        Some(full + of(rest)?)
+    }
+
+    /// Seconds that steps may take for each time that the answers' next tokens take, which is `alone` without company.
+    fn allowed(&self, alone: f64) -> f64 {
+        (MARGIN * self.slowdown - 1.0).max(MIN_ASIDE) * alone
+    }
+
+    /// Notes that the answers have got their next tokens without a prompt's: steps may take some time again.
+    pub fn allow(&mut self, alone: f64) {
+        self.debt = (self.debt - self.allowed(alone)).max(0.0);
+    }
+
+    /// Nothing is owed to answers any more: there are none.
+    pub fn forgive(&mut self) {
+        self.debt = 0.0;
+    }
+
+    /// Whether a step beside answers may be done now: earlier ones took no more than the passes since have allowed.
+    pub fn may_step(&self) -> bool {
+        self.debt <= 0.0
+    }
+
+    /// Tokens of a step, a pass of its own, beside answers whose next tokens take `alone` seconds: as many as one such time allows, or if
+    /// not even one token fits, as many as cost little more than one.
+    pub fn step(&self, alone: f64) -> usize {
+        let Some(one) = self.known(0) else { return 1 };
+        let allowed = self.allowed(alone).max(WHOLE_READ * one);
+        let mut size = 0;
+        while size + 1 < SIZES {
+            let last = self.known(size).unwrap_or(f64::INFINITY);
+            // What was not measured is as if each token added took what each of the last ones did; two tokens are worth a try.
+            let before = size.checked_sub(1).and_then(|before| self.known(before)).unwrap_or(0.8 * last);
+            let next = self.known(size + 1);
+            if next.unwrap_or(last + 2.0 * (last - before)) > allowed {
+                break;
+            }
+            size += 1;
+            if next.is_none() {
+                break;
+            }
         }
-        timed.count += 1;
-        let weight = NEW.max(1.0 / timed.count as f64);
-        timed.mean += (seconds - timed.mean) * weight;
-        timed.least = seconds.min(timed.least + (seconds - timed.least) * weight);
-        timed.at = passes;
+        1 << size
+    }
+
+    /// What a step of a size takes, if it was done lately.
+    fn known(&self, size: usize) -> Option<f64> {
+        let timed = self.steps[size];
+        (timed.count > 0 && self.stepped - timed.at < REMEMBERED).then_some(timed.mean)
+    }
+
+    /// Notes how long a step of so many tokens took beside answers whose next tokens take `alone` seconds.
+    pub fn note_step(&mut self, tokens: usize, seconds: f64, alone: f64) {
+        self.stepped += 1;
+        self.debt += (seconds - self.allowed(alone)).max(0.0);
+        // The end of a text says nothing of longer steps.
+        if tokens.is_power_of_two() && tokens <= MAX_COLUMNS {
+            self.steps[tokens.ilog2() as usize].note(self.stepped, seconds);
+        }
     }
 
     /// Tokens of a prompt that may go along with the next tokens of so many answers; 0 where the answers are to be timed alone or fill the
@@ -193,6 +291,62 @@ mod tests {
         assert!(of(flat, 1, 2.0) > 25.0 && of(flat, 30, 2.0) > 1.8);
         // However little there is, a token goes along; only now and then the answers are timed alone.
         assert!(of(steep, 1, 1.0) > 0.95 && of(steps, 1, 1.0) > 0.95);
+    }
+
+    /// Passes of one answer beside steps: how many times as long all took, tokens of steps for each pass, and the longest step.
+    fn beside(pace: &mut Pace, passes: usize, time: impl Fn(usize) -> f64) -> (f64, f64, f64) {
+        let (mut all, mut tokens, mut longest) = (0.0, 0, 0.0f64);
+        for _ in 0..passes {
+            all += time(1);
+            pace.note(1, time(1));
+            let Some(alone) = pace.alone(1, MAX_COLUMNS) else { continue };
+            pace.allow(alone);
+            if pace.may_step() {
+                let step = pace.step(alone);
+                pace.note_step(step, time(step), alone);
+                (all, tokens, longest) = (all + time(step), tokens + step, longest.max(time(step)));
+            }
+        }
+        (all / (passes as f64 * time(1)), tokens as f64 / passes as f64, longest / time(1))
+    }
+
+    #[test]
+    fn steps_take_what_is_allowed_on_the_average_and_more_than_a_token_where_that_costs_little() {
+        for slowdown in [1.0, 2.0, 4.0] {
+            let allowed = 1.0 + (MARGIN * slowdown - 1.0).max(MIN_ASIDE);
+            // Where the tokens of a step cost nothing, where each costs as much as the first, and where the first costs little.
+            let quick = |tokens: usize| 0.001 + 0.0001 * tokens as f64;
+            let times: [(&dyn Fn(usize) -> f64, f64); 4] =
+                [(&steps, 0.15), (&flat, 2.0), (&steep, 0.05), (&quick, 0.2)];
+            for (time, least) in times {
+                let (took, tokens, longest) = beside(&mut Pace::new(slowdown), 4000, time);
+                assert!(took < allowed + 0.02, "{took} times as long with a slowdown of {slowdown}");
+                assert!(tokens > least, "{tokens} tokens a pass with a slowdown of {slowdown}");
+                let most = (MARGIN * slowdown - 1.0).max(2.0 * WHOLE_READ);
+                assert!(longest <= most, "a step took {longest} times as long as a pass with a slowdown of {slowdown}");
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_step_that_took_long_answers_go_on_alone_until_that_is_made_up_for() {
+        let mut pace = Pace::new(2.0);
+        assert_eq!(pace.alone(1, MAX_COLUMNS), None, "nothing was timed");
+        (0..3).for_each(|_| pace.note(1, 0.01));
+        (0..3).for_each(|_| pace.note(MAX_COLUMNS, 0.1));
+        assert!((pace.alone(2 * MAX_COLUMNS + 1, MAX_COLUMNS).unwrap() - 0.21).abs() < 1e-9);
+        assert!((pace.alone(5, 1).unwrap() - 0.05).abs() < 1e-9);
+        assert!(pace.may_step());
+        pace.note_step(64, 0.4, 0.01);
+        let waited = (1..).find(|_| {
+            pace.allow(0.01);
+            pace.may_step()
+        });
+        // Of 0.4 s each pass allows 8 ms, the one before the step among them.
+        assert!(matches!(waited, Some(49 | 50)), "{waited:?}");
+        pace.note_step(64, 0.4, 0.01);
+        pace.forgive();
+        assert!(pace.may_step());
     }
 
     #[test]

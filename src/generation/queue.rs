@@ -31,10 +31,25 @@ impl<T> Queue<T> {
         self.clients.entry(client).or_default().push_back(entry);
     }
 
+    /// Clients that have an entry.
+    pub fn clients(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// Whether an entry of this client waits.
+    pub fn has(&self, client: u64) -> bool {
+        self.clients.contains_key(&client)
+    }
+
     /// Takes the oldest entry of the client whose turn is next; `None` if nothing waits.
     pub fn pop(&mut self) -> Option<T> {
-        let after = self.clients.range(self.last.saturating_add(1)..).next().map(|(client, _)| *client);
-        let client = after.or_else(|| self.clients.keys().next().copied())?;
+        self.pop_of(|_| true)
+    }
+
+    /// The same of those clients that `may` have a turn.
+    pub fn pop_of(&mut self, may: impl Fn(u64) -> bool) -> Option<T> {
+        let after = self.last.checked_add(1).map(|next| self.clients.range(next..)).into_iter().flatten();
+        let client = after.chain(&self.clients).map(|(client, _)| *client).find(|&client| may(client))?;
         let waiting = self.clients.get_mut(&client)?;
         let entry = waiting.pop_front();
         if waiting.is_empty() {
@@ -74,6 +89,17 @@ mod tests {
         let rest: Vec<_> = queue.drain().collect();
         assert_eq!(rest, [("nine", 0), ("three", 1), ("seven", 1), ("seven", 2), ("seven", 3)]);
         assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_client_that_may_not_is_passed_over_and_keeps_its_entries() {
+        let mut queue = Queue::default();
+        [u64::MAX, 3, 7].into_iter().for_each(|client| queue.push(client, client));
+        assert_eq!((queue.clients(), queue.has(7), queue.has(4)), (3, true, false));
+        assert_eq!(queue.pop_of(|client| client == u64::MAX), Some(u64::MAX));
+        assert_eq!(queue.pop_of(|client| client != 3), Some(7));
+        assert_eq!(queue.pop_of(|client| client != 3), None);
+        assert_eq!(queue.pop(), Some(3));
     }
 
     #[test]

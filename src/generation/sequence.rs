@@ -54,6 +54,8 @@ pub struct Sequence {
     pub phase: Phase,
     /// Since when its client is behind with reading; while it is, the sequence pauses and keeps its slot.
     pub resting: Option<Instant>,
+    /// Steps of other work that were done since its last token.
+    pub held_up: u64,
     sampler: Sampler,
     text: TextStream,
     /// Where the answer is, of a model whose answers have channels.
@@ -109,6 +111,7 @@ impl Sequence {
             slot,
             phase: Phase::Prompt(cached),
             resting: None,
+            held_up: 0,
             sampler,
             text,
             channel: channel.unwrap_or_default(),
@@ -124,6 +127,11 @@ impl Sequence {
             first_at: None,
             last_at: now,
         })
+    }
+
+    /// Whether it gets its next token in this turn: it is being generated, and its client reads it.
+    pub fn goes_on(&self) -> bool {
+        matches!(self.phase, Phase::Decoding(_)) && self.resting.is_none()
     }
 
     /// Chooses the next token from `logits`, `[vocab]`, and sends its text. `room`: positions that the context has left. Returns how the
@@ -145,6 +153,7 @@ impl Sequence {
         }
         let ends = tokenizer.is_end(token) && !self.job.ignore_eos;
         self.note_time(metrics);
+        metrics.held_up_most.raise(std::mem::take(&mut self.held_up));
         self.generated += 1;
         metrics.generated_tokens.add(1);
         let bytes = tokenizer.token_bytes(token).unwrap_or_default();

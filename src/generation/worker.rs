@@ -1,162 +1,37 @@
 //! The thread that owns the engine.
 //!
 //! Each turn of its loop: receive jobs and commands, drop jobs whose client has gone, give free slots to waiting jobs, run one token of
-//! every answer (one pass for up to 32 of them) and with them some tokens of one prompt, as many as the time of passes allows; without
-//! answers, one chunk of one prompt. So a client that goes away is noticed within a turn, and commands, which have a channel of their
-//! own, are carried out after the current pass. Where no answer can go on it waits for whatever comes first; nothing is looked at in
-//! intervals.
+//! every answer (one pass for up to 32 of them), and do one step of what else is asked for ([`Work`]): some tokens of one prompt go along in
+//! the pass, as many as the time of passes allows, or a question is answered, or some tokens of a text run whose embedding is wanted. So a
+//! client that goes away is noticed within a turn, and however many ask for however much, between two tokens of an answer there is one such
+//! step at most. Where nothing can go on it waits for whatever comes first; nothing is looked at in intervals.
 
-use super::job::{Event, Job, Refused};
+use super::embedding::{Embedding, Text};
+use super::handle::{Command, Handle, Limits, Question};
+use super::job::Event;
 use super::metrics::Metrics;
-use super::outbox::{Events, Outbox, to_client};
+use super::outbox::Outbox;
 use super::pace::Pace;
 use super::queue::Queue;
 use super::sequence::{Ended, Phase, Sequence, Waiting};
 use super::slots::Slots;
-use crate::clock::{self, Duration, Instant};
+use super::turns::{Turns, Work};
+use crate::clock::{self, Instant};
 use crate::cpu::MAX_COLUMNS;
 use crate::engine::session::CHUNK;
 use crate::engine::{BatchToken, Engine, Failure, Logits, Session};
 use crate::error::{Error, Result};
-use crate::model::{KvCache, KvType};
+use crate::model::KvCache;
 use crate::tokenizer::Tokenizer;
-use crossbeam_channel::{Receiver, Sender, TryRecvError, at, bounded, never, select, unbounded};
+use crossbeam_channel::{Receiver, TryRecvError, at, bounded, never, select, unbounded};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use tokio::sync::{oneshot, watch};
-use tracing::Span;
+use tokio::sync::watch;
 
-/// Limits of a worker.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Jobs that may wait, 1 or more; further ones are refused.
-    pub queue: usize,
-    /// Answers at once, 1 or more.
-    pub slots: usize,
-    /// Positions of each sequence, 2 or more.
-    pub context: usize,
-    /// How keys and values are stored.
-    pub kv: KvType,
-    /// Each answer is exactly what it would be alone: one sequence in a pass, and no keys and values of earlier answers.
-    pub deterministic: bool,
-    /// How long an answer whose client does not read keeps its slot while others wait.
-    pub rest: Duration,
-    /// How many times as long an answer's token may take because prompts go along, 1 or more.
-    pub slowdown: f64,
-}
-
-/// Hands the answer to a question to whoever has asked.
-type Answer = Box<dyn FnOnce()>;
-
-enum Command {
-    Ask(Box<dyn FnOnce(&mut Engine) -> Answer + Send>),
-    /// Keys and values computed so far are not used for later prompts.
-    Forget,
-    Stop,
-    Fail(Failure),
-}
-
-/// The worker as its clients see it; clones are handles of the same worker.
-#[derive(Clone)]
-pub struct Handle {
-    commands: Sender<Command>,
-    submitted: Sender<Waiting>,
-    /// Wakes the worker when a client has read an event or has gone.
-    read: Sender<()>,
-    waiting: Arc<AtomicUsize>,
-    /// Jobs that wait or run.
-    jobs: watch::Receiver<usize>,
-    failure: Arc<OnceLock<Failure>>,
-    /// Updated by the worker after each turn.
-    pub metrics: Arc<Metrics>,
-    /// As given to [`start`].
-    pub limits: Limits,
-}
-
-impl Handle {
-    /// Hands in a job, which is logged in the span that is entered here. Dropping the events cancels it.
-    ///
-    /// # Errors
-    /// The queue is full, or the worker has ended.
-    pub fn submit(&self, job: Job) -> Result<Events, Refused> {
-        let limit = self.limits.queue;
-        let more = |n: usize| (n < limit).then_some(n + 1);
-        if self.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() {
-            self.metrics.refused_full.add(1);
-            return Err(Refused::QueueFull(limit));
-        }
-        let (out, events) = to_client(self.read.clone());
-        let waiting = Waiting { job: Box::new(job), out, asked_at: clock::now(), span: Span::current() };
-        self.submitted.send(waiting).map_err(|_| Refused::Gone)?;
-        Ok(events)
-    }
-
-    /// Runs `question` on the worker's thread after the current pass and returns its result. A job that is handed in afterwards begins
-    /// after it.
-    ///
-    /// # Errors
-    /// The worker has ended.
-    pub async fn ask<T: Send + 'static>(
-        &self,
-        question: impl FnOnce(&mut Engine) -> T + Send + 'static,
-    ) -> Result<T, Refused> {
-        let (send, receive) = oneshot::channel();
-        // The asker may have gone.
-        let question = Box::new(move |engine: &mut Engine| -> Answer {
-            let answer = question(engine);
-            Box::new(move || drop(send.send(answer)))
-        });
-        self.commands.send(Command::Ask(question)).map_err(|_| Refused::Gone)?;
-        receive.await.map_err(|_| Refused::Gone)
-    }
-
-    /// Drops keys and values of earlier answers, after a change to what the engine computes.
-    pub fn forget(&self) {
-        // If the worker has ended, there is nothing to forget.
-        let _ = self.commands.send(Command::Forget);
-    }
-
-    /// Waits until no job waits or runs, or the worker has ended.
-    pub async fn idle(&self) {
-        let mut jobs = self.jobs.clone();
-        while *jobs.borrow_and_update() > 0 && jobs.changed().await.is_ok() {}
-    }
-
-    /// Waits until the worker has ended.
-    pub async fn ended(&self) {
-        let mut jobs = self.jobs.clone();
-        while jobs.changed().await.is_ok() {}
-    }
-
-    /// Jobs that wait or run now.
-    pub fn jobs(&self) -> usize {
-        *self.jobs.borrow()
-    }
-
-    /// Whether the worker's thread is running.
-    pub fn is_alive(&self) -> bool {
-        self.jobs.has_changed().is_ok()
-    }
-
-    /// Why the worker ended; `None` if it runs or was stopped.
-    pub fn failure(&self) -> Option<&Failure> {
-        self.failure.get()
-    }
-
-    /// Ends the worker after the current pass, because its results cannot be used. Unfinished jobs are told `why`.
-    pub fn fail(&self, why: Failure) {
-        // It may have ended already.
-        let _ = self.commands.send(Command::Fail(why));
-    }
-
-    /// Ends the worker after the current pass; unfinished jobs fail.
-    pub fn stop(&self) {
-        // It may have ended already.
-        let _ = self.commands.send(Command::Stop);
-    }
-}
+/// Tokens of a step of an embedding where no answer waits for its end, or where answers must not depend on how long steps take.
+const EMBEDDED: usize = 64;
 
 /// Starts the worker's thread.
 ///
@@ -192,12 +67,17 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
         failure: failure.clone(),
         metrics: metrics.clone(),
         limits,
+        dimensions: engine.model.config.hidden,
     };
     let worker = Worker {
         slots: Slots::new(caches, !limits.deterministic),
         columns: Vec::with_capacity(MAX_COLUMNS),
         pace: Pace::new(limits.slowdown),
         queue: Queue::default(),
+        questions: Queue::default(),
+        texts: Queue::default(),
+        embedding: None,
+        turns: Turns::default(),
         running: Vec::new(),
         leaving: Vec::new(),
         next_prompt: 0,
@@ -234,6 +114,12 @@ struct Worker {
     tokenizer: Arc<Tokenizer>,
     slots: Slots,
     queue: Queue<Waiting>,
+    questions: Queue<Question>,
+    /// Texts that wait for their embedding.
+    texts: Queue<Text>,
+    /// The text that runs.
+    embedding: Option<Embedding>,
+    turns: Turns,
     running: Vec<Sequence>,
     /// Ended answers whose last events their clients have not taken yet.
     leaving: Vec<Outbox>,
@@ -267,13 +153,11 @@ impl Worker {
             self.let_go();
             self.make_room();
             self.admit();
-            let went_on = self.decode();
+            let served = self.decode();
             if !self.obey() {
                 break;
             }
-            if !went_on {
-                self.prefill();
-            }
+            self.step(served);
             self.publish();
         }
         self.take_jobs();
@@ -290,7 +174,8 @@ impl Worker {
     fn wait(&mut self) {
         let goes_on = self.running.iter().any(|s| s.resting.is_none());
         let begins = !self.queue.is_empty() && self.slots.busy() < self.limits.slots;
-        if goes_on || begins || self.ending {
+        let asked = !self.questions.is_empty() || !self.texts.is_empty() || self.embedding.is_some();
+        if goes_on || begins || asked || self.ending {
             return;
         }
         let late = self.end_of_rest().map_or_else(never, at);
@@ -304,8 +189,8 @@ impl Worker {
             self.enqueue(waiting);
         }
         if let Some(command) = command {
-            // Without a handle nobody can ask for anything any more.
-            self.carry_out(command.unwrap_or(Command::Stop));
+            // Without a handle nothing can be asked for any more.
+            self.receive(command.unwrap_or(Command::Stop));
         }
     }
 
@@ -315,11 +200,12 @@ impl Worker {
         rests.min().filter(|_| !self.queue.is_empty())
     }
 
-    /// Carries out the commands that have come, in their order. False: the worker is to end.
+    /// Receives the commands that have come, in their order: questions and texts wait for their turn, the others are carried out. False: the
+    /// worker is to end.
     fn obey(&mut self) -> bool {
         while !self.ending {
             match self.commands.try_recv() {
-                Ok(command) => self.carry_out(command),
+                Ok(command) => self.receive(command),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => self.ending = true,
             }
@@ -327,14 +213,12 @@ impl Worker {
         false
     }
 
-    fn carry_out(&mut self, command: Command) {
+    fn receive(&mut self, command: Command) {
         match command {
-            Command::Ask(question) => {
-                let answer = question(&mut self.engine);
-                // Who has the answer finds what it did in the metrics.
-                self.publish();
-                answer();
-            }
+            Command::Ask(client, question) => self.questions.push(client, question),
+            Command::Embed(text) => self.texts.push(text.client, text),
+            // The asker may have gone.
+            Command::Beat(answer) => drop(answer.send(())),
             Command::Forget => self.slots.forget(),
             Command::Stop => self.ending = true,
             Command::Fail(why) => self.fail(why),
@@ -361,6 +245,8 @@ impl Worker {
         let purged = self.queue.purge(|waiting| waiting.out.is_closed());
         self.waiting.fetch_sub(purged, Ordering::SeqCst);
         self.metrics.disconnects.add(purged as u64);
+        self.texts.purge(|text| text.out.is_closed());
+        self.embedding.take_if(|embedding| embedding.text.out.is_closed());
         self.leaving.retain_mut(|out| !out.flush());
         let mut at = 0;
         while at < self.running.len() {
@@ -395,11 +281,15 @@ impl Worker {
         }
     }
 
-    /// Gives free slots to waiting jobs.
+    /// Gives free slots to waiting jobs; one to one job where answers are being made, because keys and values may be copied for it. A job
+    /// waits for what its own client has asked before.
     fn admit(&mut self) {
-        while self.slots.busy() < self.limits.slots
-            && let Some(waiting) = self.queue.pop()
+        let mut most = if self.decoding() > 0 { 1 } else { usize::MAX };
+        while most > 0
+            && self.slots.busy() < self.limits.slots
+            && let Some(waiting) = self.queue.pop_of(|client| !self.questions.has(client))
         {
+            most -= 1;
             self.waiting.fetch_sub(1, Ordering::SeqCst);
             let Some((slot, reused)) = self.slots.take(&waiting.job.prompt) else { unreachable!("a slot is free") };
             self.metrics.queue_time.observe(waiting.asked_at.elapsed());
@@ -416,10 +306,21 @@ impl Worker {
         }
     }
 
-    /// Runs one token of every answer that is being generated, and with the last of them some of a prompt. Whether prompts are served with
-    /// that: they went along, or the answers are to be timed alone.
+    /// Answers that get their next tokens in this turn.
+    fn decoding(&self) -> usize {
+        self.running.iter().filter(|s| s.goes_on()).count()
+    }
+
+    /// Answers that a pass takes.
+    fn at_once(&self) -> usize {
+        if self.limits.deterministic { 1 } else { MAX_COLUMNS }
+    }
+
+    /// Runs one token of every answer that is being generated, and with the last of them some of a prompt if it is a prompt's turn. Whether
+    /// prompts are served with that: they go along, or the answers are to be timed alone.
     fn decode(&mut self) -> bool {
-        let at_once = if self.limits.deterministic { 1 } else { MAX_COLUMNS };
+        let at_once = self.at_once();
+        let all = self.decoding();
         // Sequences that end are removed from `running`; each is looked at once.
         let mut todo = self.running.len();
         let mut served = false;
@@ -429,7 +330,7 @@ impl Worker {
             while todo > 0 && self.columns.len() < at_once {
                 todo -= 1;
                 let sequence = &self.running[todo];
-                if let (Phase::Decoding(token), None) = (sequence.phase, sequence.resting) {
+                if let (Phase::Decoding(token), true) = (sequence.phase, sequence.goes_on()) {
                     self.columns.push(BatchToken { sequence: sequence.slot, token });
                 }
             }
@@ -437,8 +338,9 @@ impl Worker {
                 break;
             }
             let answers = self.columns.len();
-            let is_last = self.running[..todo].iter().all(|s| is_prompt(s) || s.resting.is_some());
-            let along = (is_last && !self.limits.deterministic).then(|| self.take_along()).flatten();
+            let is_last = !self.running[..todo].iter().any(Sequence::goes_on);
+            let may = is_last && !self.limits.deterministic && self.turn() == Some(Work::Prompt);
+            let along = may.then(|| self.take_along()).flatten();
             served = is_last && !self.limits.deterministic && answers < MAX_COLUMNS;
             let vocab = self.engine.model.config.vocab;
             let began = clock::now();
@@ -451,6 +353,11 @@ impl Worker {
             }
             self.metrics.decode_passes.add(1);
             self.metrics.decode_columns.add(answers as u64);
+            if along.is_some() {
+                self.metrics.prompts_along.add(1);
+                // Those whose tokens came in an earlier pass have waited for it; the others get theirs now.
+                self.held_up_by(Work::Prompt);
+            }
             for column in &self.columns {
                 self.slots.ran(column.sequence, &[column.token]);
             }
@@ -458,7 +365,9 @@ impl Worker {
             // From the back, as above, so that removing a sequence moves only ones that were looked at.
             for at in (todo..first).rev() {
                 let sequence = &mut self.running[at];
-                let (Phase::Decoding(_), None) = (sequence.phase, sequence.resting) else { continue };
+                if !sequence.goes_on() {
+                    continue;
+                }
                 let (column, logits) = rows.next().expect("a column for each");
                 let room = self.limits.context - self.slots.caches[column.sequence].len;
                 if let Some(ended) = sequence.step(logits, room, &self.tokenizer, &self.metrics) {
@@ -470,12 +379,103 @@ impl Worker {
             if let Some((slot, end)) = along {
                 let at = self.running.iter().position(|s| s.slot == slot).expect("a prompt does not end by itself");
                 self.prompt_ran(at, end, answers * vocab..(answers + 1) * vocab);
+            } else if is_last && let Some(alone) = self.pace.alone(all, at_once) {
+                self.pace.allow(alone);
             }
             if is_last || !self.obey() {
                 break;
             }
+            // A question need not wait for the passes of all answers.
+            if self.turn() == Some(Work::Question) {
+                self.answer_question();
+            }
         }
         served
+    }
+
+    /// The kind of work whose turn it is, if there is any and every answer has had a token since the last step of such work.
+    fn turn(&self) -> Option<Work> {
+        if self.running.iter().any(|s| s.goes_on() && s.held_up > 0) {
+            return None;
+        }
+        self.turns.next(|work| match work {
+            Work::Question => !self.questions.is_empty(),
+            Work::Text => (self.embedding.is_some() || !self.texts.is_empty()) && self.text_step().is_some(),
+            Work::Prompt => self.running.iter().any(is_prompt),
+        })
+    }
+
+    /// Notes a step of work for which all answers under way have waited.
+    fn held_up_by(&mut self, work: Work) {
+        self.turns.done(work);
+        self.running.iter_mut().filter(|s| s.goes_on()).for_each(|s| s.held_up += 1);
+    }
+
+    /// Does a step of what else is asked for; `served`: prompts go along with answers.
+    fn step(&mut self, served: bool) {
+        match self.turn() {
+            None => {}
+            // While no answer waits, every client's next question is answered: a prompt's chunk may take long.
+            Some(Work::Question) if self.decoding() == 0 => {
+                (0..self.questions.clients()).for_each(|_| self.answer_question());
+            }
+            Some(Work::Question) => self.answer_question(),
+            Some(Work::Text) => self.embed(),
+            Some(Work::Prompt) if served => {}
+            Some(Work::Prompt) => self.prefill(),
+        }
+    }
+
+    fn answer_question(&mut self) {
+        let Some(question) = self.questions.pop() else { return };
+        self.held_up_by(Work::Question);
+        let answer = question(&mut self.engine);
+        self.metrics.questions.add(1);
+        // Once the answer is there, what it did is in the metrics.
+        self.publish();
+        answer();
+    }
+
+    /// Tokens that the next step of an embedding takes, and the seconds that the next tokens of the answers under way take without it;
+    /// `None` while earlier steps have taken too much of their time, or that time is not known.
+    fn text_step(&self) -> Option<(usize, f64)> {
+        let answers = self.decoding();
+        if answers == 0 {
+            return Some((EMBEDDED, 0.0));
+        }
+        let alone = self.pace.alone(answers, self.at_once()).filter(|_| self.pace.may_step())?;
+        let tokens = if self.limits.deterministic { EMBEDDED } else { self.pace.step(alone) };
+        Some((tokens, alone))
+    }
+
+    /// Runs the next step of a text whose embedding is wanted, one text to its end after another.
+    fn embed(&mut self) {
+        let Some((most, alone)) = self.text_step() else { return };
+        self.held_up_by(Work::Text);
+        let began = clock::now();
+        if self.embedding.is_none() {
+            self.embedding = self.texts.pop().and_then(|text| Embedding::begin(&self.engine, text, self.limits.kv));
+        }
+        let Some(mut embedding) = self.embedding.take() else { return };
+        let (tokens, vector) = embedding.step(&mut self.engine, most);
+        self.metrics.embedding_passes.add(1);
+        self.metrics.embedding_tokens.add(tokens as u64);
+        if alone > 0.0 {
+            self.pace.note_step(tokens, began.elapsed().as_secs_f64(), alone);
+        } else {
+            self.pace.forgive();
+        }
+        match (self.engine.failure(), vector) {
+            (Some(why), _) => {
+                // Its client may have gone, here and below.
+                let _ = embedding.text.out.send(Err(Error::Failed(why.to_string())));
+                if !matches!(why, Failure::Pass(_)) {
+                    self.fail(why);
+                }
+            }
+            (None, Some(vector)) => drop(embedding.text.out.send(Ok(vector))),
+            (None, None) => self.embedding = Some(embedding),
+        }
     }
 
     /// Adds tokens of a prompt to the pass, as many as its time allows. Returns the prompt's slot and how far it comes.
@@ -501,7 +501,8 @@ impl Worker {
     /// Runs one chunk of one prompt; prompts take turns. Where answers fill their passes it is a short one.
     fn prefill(&mut self) {
         let Some(at) = self.next_prompt() else { return };
-        let company = self.running.iter().any(|s| !is_prompt(s) && s.resting.is_none()) && !self.limits.deterministic;
+        self.held_up_by(Work::Prompt);
+        let company = self.decoding() > 0 && !self.limits.deterministic;
         let sequence = &mut self.running[at];
         let Phase::Prompt(done) = sequence.phase else { return };
         let prompt = &sequence.job.prompt;

@@ -45,6 +45,12 @@ pub fn answer(result: Result<Value, ApiError>) -> Response {
     }
 }
 
+/// Whose turns the request takes ([`Peer::client`]).
+pub fn client(request: &Request) -> u64 {
+    let real_ip = request.headers().get("x-real-ip").map(HeaderValue::as_bytes);
+    request.extensions().get::<Peer>().map_or(0, |peer| peer.client(real_ip))
+}
+
 /// Whether requests from there may change something.
 pub fn is_steered_by(daemon: &Daemon, peer: Option<&Peer>) -> bool {
     may_steer(daemon, peer).is_ok()

@@ -52,8 +52,8 @@ fn model(loaded: &Loaded) -> Value {
 ///
 /// # Errors
 /// 503 without a model.
-pub async fn cache(daemon: &Daemon) -> Result<Value, ApiError> {
-    Ok(daemon.ready()?.handle.ask(|engine| cache_state(engine)).await?)
+pub async fn cache(daemon: &Daemon, client: u64) -> Result<Value, ApiError> {
+    Ok(daemon.ready()?.handle.ask(client, |engine| cache_state(engine)).await?)
 }
 
 fn cache_state(engine: &Engine) -> Value {
@@ -102,9 +102,9 @@ fn device(engine: &Engine) -> Value {
 ///
 /// # Errors
 /// 503 without a model.
-pub async fn budget(daemon: &Daemon) -> Result<Value, ApiError> {
+pub async fn budget(daemon: &Daemon, client: u64) -> Result<Value, ApiError> {
     let loaded = daemon.ready()?;
-    let budgets = loaded.handle.ask(|engine| budgets(engine)).await?;
+    let budgets = loaded.handle.ask(client, |engine| budgets(engine)).await?;
     Ok(with_sizes(budgets, loaded.file_bytes, loaded.kv_bytes))
 }
 
@@ -139,7 +139,7 @@ struct BudgetChange {
 ///
 /// # Errors
 /// 400 for what is no budget or is too small, 409 without a device, or without a limit of host memory.
-pub async fn set_budget(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError> {
+pub async fn set_budget(daemon: &Daemon, client: u64, body: &[u8]) -> Result<Value, ApiError> {
     let change: BudgetChange = parse(body, &["vram_budget_bytes", "ram_budget_bytes"])?;
     let loaded = daemon.ready()?;
     let (field, bytes, code, why) = match (change.vram_budget_bytes, change.ram_budget_bytes) {
@@ -155,13 +155,13 @@ pub async fn set_budget(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError>
         let set = if field == "ram_budget_bytes" { &at.set_ram } else { &at.set_budget };
         set.as_ref().map(|set| set(engine, bytes))
     };
-    match loaded.handle.ask(set).await? {
+    match loaded.handle.ask(client, set).await? {
         None => Err(ApiError::new(409, why).code(code)),
         Some(Err(error)) => {
             let ApiError { message, code, .. } = error.into();
             Err(ApiError { code, ..ApiError::field(field, message) })
         }
-        Some(Ok(())) => budget(daemon).await,
+        Some(Ok(())) => budget(daemon, client).await,
     }
 }
 
@@ -173,8 +173,8 @@ const NO_RAM_LIMIT: &str = "this model lies in host memory as a whole: there is 
 ///
 /// # Errors
 /// 503 without a model.
-pub async fn policy(daemon: &Daemon) -> Result<Value, ApiError> {
-    Ok(daemon.ready()?.handle.ask(|engine| policy_of(engine)).await?)
+pub async fn policy(daemon: &Daemon, client: u64) -> Result<Value, ApiError> {
+    Ok(daemon.ready()?.handle.ask(client, |engine| policy_of(engine)).await?)
 }
 
 fn policy_of(engine: &Engine) -> Value {
@@ -190,7 +190,7 @@ fn policy_of(engine: &Engine) -> Value {
 ///
 /// # Errors
 /// 400 for what is no policy, 409 where nothing can move.
-pub async fn set_policy(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError> {
+pub async fn set_policy(daemon: &Daemon, client: u64, body: &[u8]) -> Result<Value, ApiError> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Change {
@@ -199,7 +199,7 @@ pub async fn set_policy(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError>
     let change: Change = parse(body, &["policy"])?;
     let wanted: Policy = crate::error::excerpt(&change.policy).parse().map_err(|why| ApiError::field("policy", why))?;
     let set = move |engine: &mut Engine| engine.set_policy(wanted).then(|| policy_of(engine));
-    daemon.ready()?.handle.ask(set).await?.ok_or_else(|| {
+    daemon.ready()?.handle.ask(client, set).await?.ok_or_else(|| {
         let message = "nothing can move: the model runs without a device, or computes every neuron";
         ApiError::new(409, message).code("no_scheduler")
     })
@@ -210,9 +210,9 @@ pub async fn set_policy(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError>
 ///
 /// # Errors
 /// 503 without a model.
-pub async fn thresholds(daemon: &Daemon) -> Result<Value, ApiError> {
+pub async fn thresholds(daemon: &Daemon, client: u64) -> Result<Value, ApiError> {
     let loaded = daemon.ready()?;
-    Ok(loaded.handle.ask(|engine| thresholds_of(engine)).await?)
+    Ok(loaded.handle.ask(client, |engine| thresholds_of(engine)).await?)
 }
 
 fn thresholds_of(engine: &Engine) -> Value {
@@ -242,7 +242,7 @@ struct ThresholdChange {
 ///
 /// # Errors
 /// 400 for what is no probability or no predicted layer; nothing is changed then.
-pub async fn set_thresholds(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiError> {
+pub async fn set_thresholds(daemon: &Daemon, client: u64, body: &[u8]) -> Result<Value, ApiError> {
     let change: ThresholdChange = parse(body, &["threshold", "layers"])?;
     let probability = |param: &str, p: f64| match (0.0..=1.0).contains(&p) {
         true => Ok(p as f32),
@@ -281,7 +281,7 @@ pub async fn set_thresholds(daemon: &Daemon, body: &[u8]) -> Result<Value, ApiEr
         single.iter().for_each(|&(l, p)| _ = sparsity.set_threshold(l, p));
         Ok(thresholds_of(engine))
     };
-    let answer = loaded.handle.ask(set).await??;
+    let answer = loaded.handle.ask(client, set).await??;
     loaded.handle.forget();
     Ok(answer)
 }

@@ -135,7 +135,7 @@ impl Loaded {
         let at_end = self.at_end.lock().take();
         if let Some(at_end) = at_end {
             // A failed worker has nothing to save.
-            let _ = self.handle.ask(at_end).await;
+            let _ = self.handle.ask(0, at_end).await;
         }
         self.handle.stop();
         self.handle.ended().await;
@@ -195,8 +195,6 @@ pub struct Daemon {
     pub counters: Counters,
     /// Limits on what requests take together.
     pub limits: RequestLimits,
-    /// Held while a text is embedded: each takes keys and values of its own.
-    pub embedding: tokio::sync::Mutex<()>,
     /// When the daemon started.
     pub started: Instant,
     /// The token that requests over TCP must carry; `None` if nothing listens on TCP.
@@ -217,7 +215,6 @@ impl Daemon {
             limits: RequestLimits::new(&settings),
             settings: RwLock::new(settings),
             loading: tokio::sync::Mutex::new(()),
-            embedding: tokio::sync::Mutex::new(()),
             load,
             counters: Counters::default(),
             started: clock::now(),

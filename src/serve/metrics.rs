@@ -60,6 +60,19 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.counter("decode_passes_total", "passes that made tokens", m.decode_passes.get());
     page.counter("decode_columns_total", "tokens made in them", m.decode_columns.get());
     page.counter("prompt_passes_total", "passes over parts of prompts, without answers", m.prompt_passes.get());
+    page.counter(
+        "prompts_along_total",
+        "passes that made tokens and took along some of a prompt",
+        m.prompts_along.get(),
+    );
+    page.counter("embedding_passes_total", "passes over parts of texts to embed", m.embedding_passes.get());
+    page.counter("embedding_tokens_total", "tokens in them", m.embedding_tokens.get());
+    page.counter("engine_questions_total", "questions answered between passes, and changes", m.questions.get());
+    page.gauge(
+        "steps_between_tokens_max",
+        "most steps of other work between two tokens of an answer so far",
+        m.held_up_most.get() as f64,
+    );
     page.family("engine_seconds_total", "counter", "time in the engine by part");
     for (part, ns) in
         [("attention", &m.attention_ns), ("predictor", &m.predictor_ns), ("ffn", &m.ffn_ns), ("head", &m.head_ns)]

@@ -1,7 +1,7 @@
 //! The routes, and the order in which a request is checked.
 
 use super::body::EventStream;
-use super::common::{Refusal, answer, body, json_response, may_steer};
+use super::common::{Refusal, answer, body, client, json_response, may_steer};
 use super::connection::{Entered, Peer};
 use super::daemon::{Daemon, Loaded, ModelState, UnderWay};
 use super::log::{LogEntry, Noted, RefusalReason};
@@ -82,13 +82,10 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/v1/x/ps", get(|State(d): Shared| async move { json_response(&control::ps(&d)) }))
-        .route("/v1/x/cache", get(|State(d): Shared| async move { answer(control::cache(&d).await) }))
-        .route("/v1/x/budget", get(|State(d): Shared| async move { answer(control::budget(&d).await) }).put(set_budget))
-        .route("/v1/x/policy", get(|State(d): Shared| async move { answer(control::policy(&d).await) }).put(set_policy))
-        .route(
-            "/v1/x/thresholds",
-            get(|State(d): Shared| async move { answer(control::thresholds(&d).await) }).put(set_thresholds),
-        )
+        .route("/v1/x/cache", get(cache))
+        .route("/v1/x/budget", get(budget).put(set_budget))
+        .route("/v1/x/policy", get(policy).put(set_policy))
+        .route("/v1/x/thresholds", get(thresholds).put(set_thresholds))
         .route("/v1/x/models/load", post(load))
         .route("/v1/x/models/unload", post(unload))
         .route("/v1/x/config", get(config))
@@ -328,12 +325,12 @@ async fn embed(State(daemon): Shared, request: Request) -> Response {
         let request: EmbeddingRequest = parse(body, EMBEDDING_FIELDS)?;
         request.prepare(&loaded.model)
     };
-    let noted = noted(&request);
+    let (noted, client) = (noted(&request), client(&request));
     let embedded = async {
         let (loaded, texts) = read(&daemon, request, work).await?;
         noted.model(&loaded.model.name);
         noted.prompt(texts.count());
-        embeddings::answer(&daemon, &loaded, texts).await
+        embeddings::answer(&daemon, &loaded, client, texts).await
     };
     answer(embedded.await)
 }
@@ -362,8 +359,7 @@ async fn generate(
     request: Request,
     prepare: impl FnOnce(&Loaded, &[u8], &Asker, u64) -> Result<Prepared, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let real_ip = request.headers().get("x-real-ip").map(HeaderValue::as_bytes);
-    let client = request.extensions().get::<Peer>().map_or(0, |peer| peer.client(real_ip));
+    let client = client(&request);
     let id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
     let noted = noted(&request);
     let fresh = daemon.fresh();
@@ -432,16 +428,35 @@ async fn detokenize(State(daemon): Shared, request: Request) -> Response {
     answer(read(&daemon, request, work).await.map(|(_, text)| text))
 }
 
+async fn cache(State(daemon): Shared, request: Request) -> Response {
+    answer(control::cache(&daemon, client(&request)).await)
+}
+
+async fn budget(State(daemon): Shared, request: Request) -> Response {
+    answer(control::budget(&daemon, client(&request)).await)
+}
+
 async fn set_budget(State(daemon): Shared, request: Request) -> Response {
-    answer(async { control::set_budget(&daemon, &body(&daemon, request).await?).await }.await)
+    let client = client(&request);
+    answer(async { control::set_budget(&daemon, client, &body(&daemon, request).await?).await }.await)
+}
+
+async fn policy(State(daemon): Shared, request: Request) -> Response {
+    answer(control::policy(&daemon, client(&request)).await)
 }
 
 async fn set_policy(State(daemon): Shared, request: Request) -> Response {
-    answer(async { control::set_policy(&daemon, &body(&daemon, request).await?).await }.await)
+    let client = client(&request);
+    answer(async { control::set_policy(&daemon, client, &body(&daemon, request).await?).await }.await)
+}
+
+async fn thresholds(State(daemon): Shared, request: Request) -> Response {
+    answer(control::thresholds(&daemon, client(&request)).await)
 }
 
 async fn set_thresholds(State(daemon): Shared, request: Request) -> Response {
-    answer(async { control::set_thresholds(&daemon, &body(&daemon, request).await?).await }.await)
+    let client = client(&request);
+    answer(async { control::set_thresholds(&daemon, client, &body(&daemon, request).await?).await }.await)
 }
 
 #[derive(Deserialize)]

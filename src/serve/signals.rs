@@ -342,7 +342,7 @@ async fn feed_watchdog(daemon: Arc<Daemon>, interval: Duration) {
         tokio::time::sleep(interval / 3).await;
         let alive = match daemon.state() {
             ModelState::Ready(loaded) => {
-                matches!(tokio::time::timeout(interval / 3, loaded.handle.ask(|_| ())).await, Ok(Ok(())))
+                matches!(tokio::time::timeout(interval / 3, loaded.handle.beat()).await, Ok(Ok(())))
             }
             // There is no engine that could hang.
             ModelState::None | ModelState::Loading(_) | ModelState::Failed(_) => true,

@@ -284,6 +284,70 @@ fn thirty_bad_loads_at_once_cut_no_answer_and_leave_the_model() {
     assert_eq!(said(daemon.post("/v1/completions", &ask(0))), alone[0]);
 }
 
+/// Embeddings of one client made another's answer 35 times as slow. Every endpoint is asked by two clients at once for as long as an answer is
+/// being made; only what ends it (`load` of a model that there is, `unload`) is left out.
+#[test]
+fn no_endpoint_does_two_things_between_two_tokens_of_an_answer() {
+    let daemon = &Daemon::start(&["--device", "virtual", "--ffn-share", "0.25", "--no-history", "--ctx-size", "2048"]);
+    let long = "The king went into the wood. ".repeat(30);
+    let half = daemon.get("/v1/x/budget")["vram_budget_bytes"].as_u64().unwrap();
+    let chat = json!({"messages": [{"role": "user", "content": long}], "max_tokens": 2});
+    let asked: Vec<(&str, &str, Json)> = vec![
+        ("GET", "/health", json!({})),
+        ("GET", "/ready", json!({})),
+        ("GET", "/metrics", json!({})),
+        ("GET", "/openapi.json", json!({})),
+        ("GET", "/v1/models", json!({})),
+        ("GET", "/v1/models/demo", json!({})),
+        ("POST", "/v1/chat/completions", chat),
+        ("POST", "/v1/completions", json!({"prompt": long, "max_tokens": 2})),
+        ("POST", "/v1/responses", json!({"input": long, "max_output_tokens": 2})),
+        ("POST", "/v1/embeddings", json!({"input": [long, long]})),
+        ("POST", "/tokenize", json!({"content": long})),
+        ("POST", "/detokenize", json!({"tokens": [5, 6, 7]})),
+        ("GET", "/v1/x/ps", json!({})),
+        ("GET", "/v1/x/cache", json!({})),
+        ("GET", "/v1/x/budget", json!({})),
+        ("PUT", "/v1/x/budget", json!({"vram_budget_bytes": half})),
+        ("GET", "/v1/x/policy", json!({})),
+        ("PUT", "/v1/x/policy", json!({"policy": "static"})),
+        ("GET", "/v1/x/thresholds", json!({})),
+        ("PUT", "/v1/x/thresholds", json!({"threshold": 0.3})),
+        ("POST", "/v1/x/models/load", json!({"model": "/nowhere"})),
+        ("GET", "/v1/x/config", json!({})),
+        ("GET", "/ui/state", json!({})),
+    ];
+    let done = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let asking: Vec<_> = asked.iter().flat_map(|ask| [ask; 2]).collect();
+        let asking: Vec<_> = asking
+            .into_iter()
+            .map(|(method, path, body)| {
+                let body = body.to_string();
+                scope.spawn(move || {
+                    let mut answers = 0;
+                    while !done.load(Ordering::SeqCst) || answers == 0 {
+                        let answer = daemon.call(method, path, if *method == "GET" { "" } else { &body });
+                        let wanted = if path.ends_with("/load") { 400 } else { 200 };
+                        assert!([wanted, 429].contains(&answer.status), "{path}: {} {}", answer.status, answer.text());
+                        answers += usize::from(answer.status == wanted);
+                    }
+                })
+            })
+            .collect();
+        let story = json!({"prompt": "Once", "max_tokens": 300, "ignore_eos": true});
+        let answer = daemon.post("/v1/completions", &story);
+        done.store(true, Ordering::SeqCst);
+        assert_eq!(answer.json()["choices"][0]["finish_reason"], "length", "{}", answer.text());
+        asking.into_iter().for_each(|asking| asking.join().unwrap());
+    });
+    // It counts what was done since each token of each answer.
+    assert_eq!(daemon.metric("dynamicinfer_steps_between_tokens_max"), 1.0);
+    for (done, least) in [("embedding_passes", 4.0), ("engine_questions", 20.0), ("prompts_along", 1.0)] {
+        assert!(daemon.metric(&format!("dynamicinfer_{done}_total")) >= least, "{done}");
+    }
+}
+
 /// Whoever had the token for questions could unload the model that others were asking.
 #[test]
 fn the_port_answers_and_does_not_steer_unless_it_may() {

@@ -1,7 +1,7 @@
 //! `/ui`: a page on which a person watches the daemon and changes the device's budget. Off unless `serve.ui` is set; it needs nothing from
 //! elsewhere. Over the port a browser asks for user and password: the password is the token, the user's name anything.
 
-use super::common::{answer, body, is_steered_by};
+use super::common::{answer, body, client, is_steered_by};
 use super::connection::Peer;
 use super::control;
 use super::daemon::{Daemon, ModelState};
@@ -117,7 +117,8 @@ pub async fn part(
 
 /// PUT /ui/state: another budget, as `PUT /v1/x/budget` takes it.
 pub async fn set(State(daemon): State<Arc<Daemon>>, request: Request) -> Response {
-    answer(async { control::set_budget(&daemon, &body(&daemon, request).await?).await }.await)
+    let client = client(&request);
+    answer(async { control::set_budget(&daemon, client, &body(&daemon, request).await?).await }.await)
 }
 
 /// What the page shows: counters and gauges, which the engine's thread need not be asked for.

@@ -1,0 +1,181 @@
+//! The worker as its clients see it: how they hand in jobs, ask questions and end it.
+
+use super::embedding::Text;
+use super::job::{Job, Refused};
+use super::metrics::Metrics;
+use super::outbox::{Events, to_client};
+use super::sequence::Waiting;
+use crate::clock::{self, Duration};
+use crate::engine::{Engine, Failure};
+use crate::error::Result;
+use crate::model::KvType;
+use crossbeam_channel::Sender;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use tokio::sync::{oneshot, watch};
+use tracing::Span;
+
+/// Limits of a worker.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Jobs that may wait, 1 or more; further ones are refused.
+    pub queue: usize,
+    /// Answers at once, 1 or more.
+    pub slots: usize,
+    /// Positions of each sequence, 2 or more.
+    pub context: usize,
+    /// How keys and values are stored.
+    pub kv: KvType,
+    /// Each answer is exactly what it would be alone: one sequence in a pass, and no keys and values of earlier answers.
+    pub deterministic: bool,
+    /// How long an answer whose client does not read keeps its slot while others wait.
+    pub rest: Duration,
+    /// How many times as long an answer's token may take because prompts go along, 1 or more.
+    pub slowdown: f64,
+}
+
+/// Hands the answer to a question to whoever has asked.
+pub(super) type Answer = Box<dyn FnOnce()>;
+
+/// What runs on the worker's thread between two passes.
+pub(super) type Question = Box<dyn FnOnce(&mut Engine) -> Answer + Send>;
+
+pub(super) enum Command {
+    /// Waits for the turn of the client that it names.
+    Ask(u64, Question),
+    /// Waits for the turn of its client.
+    Embed(Text),
+    /// Shows that the worker works; answered at once.
+    Beat(oneshot::Sender<()>),
+    /// Keys and values computed so far are not used for later prompts.
+    Forget,
+    Stop,
+    Fail(Failure),
+}
+
+/// The worker as its clients see it; clones are handles of the same worker.
+#[derive(Clone)]
+pub struct Handle {
+    pub(super) commands: Sender<Command>,
+    pub(super) submitted: Sender<Waiting>,
+    /// Wakes the worker when a client has read an event or has gone.
+    pub(super) read: Sender<()>,
+    pub(super) waiting: Arc<AtomicUsize>,
+    /// Jobs that wait or run.
+    pub(super) jobs: watch::Receiver<usize>,
+    pub(super) failure: Arc<OnceLock<Failure>>,
+    /// Updated by the worker after each turn.
+    pub metrics: Arc<Metrics>,
+    /// As given to [`start`](super::start).
+    pub limits: Limits,
+    /// Numbers of an embedding: the model's hidden size.
+    pub dimensions: usize,
+}
+
+impl Handle {
+    /// Hands in a job, which is logged in the span that is entered here. Dropping the events cancels it.
+    ///
+    /// # Errors
+    /// The queue is full, or the worker has ended.
+    pub fn submit(&self, job: Job) -> Result<Events, Refused> {
+        let limit = self.limits.queue;
+        let more = |n: usize| (n < limit).then_some(n + 1);
+        if self.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() {
+            self.metrics.refused_full.add(1);
+            return Err(Refused::QueueFull(limit));
+        }
+        let (out, events) = to_client(self.read.clone());
+        let waiting = Waiting { job: Box::new(job), out, asked_at: clock::now(), span: Span::current() };
+        self.submitted.send(waiting).map_err(|_| Refused::Gone)?;
+        Ok(events)
+    }
+
+    /// Runs `question` on the worker's thread between two passes and returns its result: after the current pass, unless others wait for
+    /// their turn. Clients take turns, and between two tokens of an answer one question is answered at most. A job that the same client
+    /// hands in afterwards begins after it. `client` is as in [`Job::client`]; 0 is this program itself.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        client: u64,
+        question: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> Result<T, Refused> {
+        let (send, receive) = oneshot::channel();
+        // The asker may have gone.
+        let question = Box::new(move |engine: &mut Engine| -> Answer {
+            let answer = question(engine);
+            Box::new(move || drop(send.send(answer)))
+        });
+        self.commands.send(Command::Ask(client, question)).map_err(|_| Refused::Gone)?;
+        receive.await.map_err(|_| Refused::Gone)
+    }
+
+    /// The embedding of a text of 1 token or more: the mean of its hidden states, scaled to length 1, `[dimensions]`. It runs in steps
+    /// between the passes of answers, which get as much of the time as they get beside a prompt; clients take turns with their texts.
+    /// Dropping the future ends it.
+    ///
+    /// # Errors
+    /// The worker has ended. The inner one: [`Error::Memory`] if there is no room for the text's keys and values, and [`Error::Failed`] if
+    /// the engine failed.
+    pub async fn embed(&self, client: u64, tokens: Vec<u32>) -> Result<Result<Vec<f32>>, Refused> {
+        let (out, receive) = oneshot::channel();
+        self.commands.send(Command::Embed(Text { client, tokens, out })).map_err(|_| Refused::Gone)?;
+        receive.await.map_err(|_| Refused::Gone)
+    }
+
+    /// Returns after the current pass, whatever else waits: the worker works.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub async fn beat(&self) -> Result<(), Refused> {
+        let (send, receive) = oneshot::channel();
+        self.commands.send(Command::Beat(send)).map_err(|_| Refused::Gone)?;
+        receive.await.map_err(|_| Refused::Gone)
+    }
+
+    /// Drops keys and values of earlier answers, after a change to what the engine computes.
+    pub fn forget(&self) {
+        // If the worker has ended, there is nothing to forget.
+        let _ = self.commands.send(Command::Forget);
+    }
+
+    /// Waits until no job waits or runs, or the worker has ended.
+    pub async fn idle(&self) {
+        let mut jobs = self.jobs.clone();
+        while *jobs.borrow_and_update() > 0 && jobs.changed().await.is_ok() {}
+    }
+
+    /// Waits until the worker has ended.
+    pub async fn ended(&self) {
+        let mut jobs = self.jobs.clone();
+        while jobs.changed().await.is_ok() {}
+    }
+
+    /// Jobs that wait or run now.
+    pub fn jobs(&self) -> usize {
+        *self.jobs.borrow()
+    }
+
+    /// Whether the worker's thread is running.
+    pub fn is_alive(&self) -> bool {
+        self.jobs.has_changed().is_ok()
+    }
+
+    /// Why the worker ended; `None` if it runs or was stopped.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.get()
+    }
+
+    /// Ends the worker after the current pass, because its results cannot be used. Unfinished jobs are told `why`.
+    pub fn fail(&self, why: Failure) {
+        // It may have ended already.
+        let _ = self.commands.send(Command::Fail(why));
+    }
+
+    /// Ends the worker after the current pass; unfinished jobs fail.
+    pub fn stop(&self) {
+        // It may have ended already.
+        let _ = self.commands.send(Command::Stop);
+    }
+}
