@@ -275,8 +275,8 @@ impl ChatRequest {
         };
         let max_tokens = room(param, asked, prompt.len(), model.context)?;
         let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
-        let jobs = plan.jobs(model, asker, prompt, max_tokens, logprobs, whole)?;
-        Ok(plan.prepared(Wire::Chat, format!("chatcmpl-{id}"), model, jobs))
+        let jobs = plan.jobs(asker, prompt, max_tokens, logprobs, whole);
+        plan.prepared(Wire::Chat, format!("chatcmpl-{id}"), model, jobs)
     }
 }
 

@@ -129,8 +129,8 @@ impl CompletionRequest {
         for prompt in prompts("prompt", prompt, MAX_CHOICES, model)? {
             let max_tokens =
                 room("max_tokens", Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)), prompt.len(), model.context)?;
-            jobs.extend(plan.jobs(model, asker, prompt, max_tokens, self.logprobs.map(|top| top as usize), false)?);
+            jobs.extend(plan.jobs(asker, prompt, max_tokens, self.logprobs.map(|top| top as usize), false));
         }
-        Ok(plan.prepared(Wire::Text, format!("cmpl-{id}"), model, jobs))
+        plan.prepared(Wire::Text, format!("cmpl-{id}"), model, jobs)
     }
 }

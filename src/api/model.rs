@@ -4,11 +4,10 @@ use super::error::{ApiError, TOO_LONG};
 use super::schema::Schemas;
 use crate::child::this_program;
 use crate::engine::sampler::SamplingParams;
-use crate::generation::Grammars;
 use crate::tokenizer::chat_template::{Input, Message, Renderer};
 use crate::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Bytes per token that no prompt exceeds: a longer text is refused before it is tokenised.
 const MAX_BYTES_PER_TOKEN: usize = 16;
@@ -37,8 +36,7 @@ pub struct ServedModel {
     /// How tokens are drawn for requests that do not say it.
     pub sampling: SamplingParams,
     /// Compiles the JSON schemas of requests.
-    pub schemas: Schemas,
-    grammars: OnceLock<Result<Grammars, String>>,
+    pub schemas: Arc<Schemas>,
     renderer: Renderer,
 }
 
@@ -55,9 +53,9 @@ impl ServedModel {
         if tokenizer.chat_template().is_some() {
             renderer.prepare();
         }
-        let (schemas, grammars) = (Schemas::new(this_program()), OnceLock::new());
+        let schemas = Arc::new(Schemas::new(this_program(), tokenizer.clone(), vocab));
         let sampling = SamplingParams::default();
-        ServedModel { name, tokenizer, vocab, context, created, fingerprint, sampling, schemas, grammars, renderer }
+        ServedModel { name, tokenizer, vocab, context, created, fingerprint, sampling, schemas, renderer }
     }
 
     /// The model with other defaults of how tokens are drawn.
@@ -77,14 +75,6 @@ impl ServedModel {
             "fingerprint": self.fingerprint,
             "chat_template": self.tokenizer.chat_template().is_some(),
         })
-    }
-
-    /// What compiles grammars for this tokenizer. Made by the first request that needs it, because a large vocabulary takes a while.
-    ///
-    /// # Errors
-    /// Why this tokenizer cannot have grammars.
-    pub fn grammars(&self) -> Result<&Grammars, String> {
-        self.grammars.get_or_init(|| Grammars::new(&self.tokenizer, self.vocab)).as_ref().map_err(Clone::clone)
     }
 
     /// Checks that the model a request names is this one; `None` and the empty name stand for whichever is loaded.

@@ -1,13 +1,14 @@
 //! What chat and text completions have in common.
 
-use super::error::{ApiError, malformed, unsupported};
+use super::error::{ApiError, malformed};
 use super::fields::{Numbers, TextOr};
 use super::model::ServedModel;
+use super::schema::Form;
 use super::stream::{Answer, Prepared, Wire};
 use super::tools::Tools;
 use crate::child::Wanted;
 use crate::engine::sampler::SamplingParams;
-use crate::generation::{Grammar, Job};
+use crate::generation::Job;
 use crate::tokenizer::TextStream;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -235,36 +236,28 @@ impl Plan {
         Ok(Plan { tools, ..self })
     }
 
-    /// A grammar for each answer to a prompt; `None` for plain text.
-    fn grammars(&self, model: &ServedModel, wanted: &Wanted) -> Result<Vec<Option<Grammar>>, ApiError> {
-        if let Some(tools) = &self.tools {
-            let of_tools = |e: ApiError| ApiError { param: Some("tools".into()), ..e };
-            let grammars = model.grammars().map_err(|why| ApiError::field("tools", why))?;
-            let call = model.schemas.grammar(grammars, &tools.schema(), wanted).map_err(of_tools)?;
-            return Ok(vec![Some(if tools.required { call } else { call.if_json() }); self.n]);
-        }
-        match &self.response_format {
-            Some(format) => format.grammars(model, self.n, wanted),
-            None => Ok((0..self.n).map(|_| None).collect()),
-        }
-    }
-
-    /// One job for each answer to `prompt`; answer i draws with seed + i. `whole`: the answer is a text of its own and does not continue
-    /// the prompt ([`Job::whole`]).
+    /// The form of every answer; `None` for plain text.
     ///
     /// # Errors
-    /// 400 for a `response_format` or `tools` that cannot be enforced.
+    /// 400 for a `response_format` that there is not.
+    fn form(&self) -> Result<Option<Form>, ApiError> {
+        if let Some(tools) = &self.tools {
+            return Ok(Some(Form { schema: Some(tools.schema()), or_text: !tools.required, field: "tools" }));
+        }
+        self.response_format.as_ref().map_or(Ok(None), ResponseFormat::form)
+    }
+
+    /// One job for each answer to `prompt`, without the grammar of the answer's form; answer i draws with seed + i. `whole`: the answer is a
+    /// text of its own and does not continue the prompt ([`Job::whole`]).
     pub fn jobs(
         &self,
-        model: &ServedModel,
         asker: &Asker,
         prompt: Vec<u32>,
         max_tokens: usize,
         logprobs: Option<usize>,
         whole: bool,
-    ) -> Result<Vec<Job>, ApiError> {
-        let grammars = self.grammars(model, &asker.wanted)?;
-        let job = |(i, grammar)| Job {
+    ) -> Vec<Job> {
+        let job = |i: usize| Job {
             client: asker.client,
             prompt: prompt.clone(),
             params: SamplingParams { seed: self.params.seed.wrapping_add(i as u64), ..self.params.clone() },
@@ -274,17 +267,27 @@ impl Plan {
             ignore_eos: self.ignore_eos,
             logit_bias: self.logit_bias.clone(),
             logprobs,
-            grammar,
+            grammar: None,
         };
-        Ok(grammars.into_iter().enumerate().map(job).collect())
+        (0..self.n).map(job).collect()
     }
 
     /// Puts `jobs`, of all prompts, together with what is needed to write the answer.
-    pub fn prepared(&self, wire: Wire, id: String, model: &Arc<ServedModel>, jobs: Vec<Job>) -> Prepared {
+    ///
+    /// # Errors
+    /// 400 for a `response_format` that there is not.
+    pub fn prepared(
+        &self,
+        wire: Wire,
+        id: String,
+        model: &Arc<ServedModel>,
+        jobs: Vec<Job>,
+    ) -> Result<Prepared, ApiError> {
         let calls = self.tools.is_some();
         let answer =
             Answer { wire, id, created: crate::clock::unix_seconds(), model: model.clone(), calls, echo: Value::Null };
-        Prepared { per_prompt: self.n, jobs, answer, stream: self.stream, usage: self.usage }
+        let form = self.form()?;
+        Ok(Prepared { per_prompt: self.n, jobs, answer, stream: self.stream, usage: self.usage, form })
     }
 }
 
@@ -357,16 +360,16 @@ impl JsonSchema {
 }
 
 impl ResponseFormat {
-    /// A grammar for each of n answers; `None` for plain text.
+    /// The form that it asks for; `None` for plain text.
     ///
     /// # Errors
-    /// 400 for a format or schema that cannot be enforced: it is never silently left out.
-    pub fn grammars(&self, model: &ServedModel, n: usize, wanted: &Wanted) -> Result<Vec<Option<Grammar>>, ApiError> {
+    /// 400 for a format that there is not.
+    fn form(&self) -> Result<Option<Form>, ApiError> {
         let refuse = |why: String| ApiError::field("response_format", why);
         let schema = match (self.kind.as_str(), &self.json_schema) {
-            ("text", None) => return Ok((0..n).map(|_| None).collect()),
+            ("text", None) => return Ok(None),
             ("json_object", None) => None,
-            ("json_schema", Some(JsonSchema { schema: Some(schema), .. })) => Some(schema),
+            ("json_schema", Some(JsonSchema { schema: Some(schema), .. })) => Some(schema.clone()),
             ("json_schema", _) => {
                 return Err(ApiError::field("response_format.json_schema.schema", "json_schema needs a schema"));
             }
@@ -376,11 +379,6 @@ impl ResponseFormat {
                 return Err(refuse(format!("the type '{kind}' is unknown; take text, json_object or json_schema")));
             }
         };
-        let grammars = model.grammars().map_err(refuse)?;
-        let one = match schema {
-            None => grammars.json_object().map_err(unsupported)?,
-            Some(schema) => model.schemas.grammar(grammars, schema, wanted)?,
-        };
-        Ok(vec![Some(one); n])
+        Ok(Some(Form { schema, or_text: false, field: "response_format" }))
     }
 }

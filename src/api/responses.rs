@@ -186,8 +186,8 @@ impl ResponsesRequest {
         })?;
         let max_tokens = room("max_output_tokens", self.max_output_tokens, prompt.len(), model.context)?;
         let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
-        let jobs = plan.jobs(model, asker, prompt, max_tokens, None, whole)?;
-        let mut prepared = plan.prepared(Wire::Responses, format!("resp_{id}"), model, jobs);
+        let jobs = plan.jobs(asker, prompt, max_tokens, None, whole);
+        let mut prepared = plan.prepared(Wire::Responses, format!("resp_{id}"), model, jobs)?;
         prepared.answer.echo = json!({
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,

@@ -3,7 +3,8 @@
 //! A schema is a stranger's program for the library that compiles it. Measured (llguidance 1.9): 8,000 required names overflow a thread's
 //! stack, which ends the process; a `multipleOf` of nine digits computes and takes memory without end, on a thread that nothing can stop.
 //! So each schema is first checked for size, then tried in a child process with limits on memory, processor time and stack; only a schema
-//! that passes is compiled here, on a thread with as large a stack.
+//! that passes is compiled here, on a thread with as large a stack. One is tried and one compiled at a time, and clients take turns. What
+//! waits for its turn holds no thread and no place in which requests are read, so that slow schemas hold up schemas only.
 //!
 //! The trial needs no model. What the library does without a limit it does before it looks at a vocabulary: it recurses through the schema,
 //! and when it makes the lexer it follows the first byte of every lexeme as far as that leads (`Lexer::from`, before any fuel is set). A
@@ -17,13 +18,15 @@ use crate::child::{Children, End, Wanted, Work, say, status_bytes};
 use crate::clock::{self, Duration};
 use crate::error::excerpt;
 use crate::generation::metrics::Number;
+use crate::generation::places::{Place, Places};
 use crate::generation::{Grammar, Grammars};
+use crate::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// The program's first argument that makes it the child; see [`child_main`].
 pub const CHILD_ARGUMENT: &str = "__try-schema";
@@ -62,76 +65,115 @@ const MAX_POINTER: usize = 64;
 const KEPT: usize = 64;
 /// Bytes of their schemas together.
 const KEPT_BYTES: usize = 1 << 20;
-/// Requests that may wait for their schema's trial; each holds a thread.
+/// Requests that may wait for their schema's trial, and as many for its compilation; each holds its prompt.
 const MAX_WAITING: usize = 64;
-/// How often a waiting request looks whether its client is still there.
+/// How often a trial looks whether its time is over.
 const LOOK: Duration = Duration::from_millis(50);
 
 type Verdict = Result<(), String>;
 
-/// Compiles the schemas of requests, after a trial in a child process. One trial runs at a time, because each may take a core and
-/// `LARGEST` bytes.
+/// The form that an answer must have.
+pub struct Form {
+    /// Its JSON schema; `None` for any JSON object.
+    pub schema: Option<Value>,
+    /// Whether an answer that does not begin with `{` may be any text.
+    pub or_text: bool,
+    /// The request's field that asks for it.
+    pub field: &'static str,
+}
+
+/// Compiles the schemas of requests for one model, after a trial in a child process. One trial runs at a time, because each may take a core
+/// and `LARGEST` bytes.
 pub struct Schemas {
     children: Arc<Children>,
+    tokenizer: Arc<Tokenizer>,
+    vocab: usize,
+    grammars: OnceLock<Result<Grammars, String>>,
     /// Schemas and their verdicts, the most recently used last. Found by the whole text: a stranger could make two texts with one hash.
     known: Mutex<VecDeque<(String, Verdict)>>,
-    turn: Mutex<Turn>,
-    next: Condvar,
-    compiling: Mutex<()>,
+    trials: Places,
+    compiling: Places,
     /// Trials that were started.
     pub tried: Number,
     /// Requests refused because of their schema.
     pub refused: Number,
 }
 
-#[derive(Default)]
-struct Turn {
-    taken: bool,
-    waiting: usize,
-}
-
 impl Schemas {
-    /// Trials are run by `program`, called with [`CHILD_ARGUMENT`].
-    pub fn new(program: PathBuf) -> Schemas {
+    /// For logits of `vocab` tokens. Trials are run by `program`, called with [`CHILD_ARGUMENT`].
+    pub fn new(program: PathBuf, tokenizer: Arc<Tokenizer>, vocab: usize) -> Schemas {
         Schemas {
             children: Children::new(&TRIAL, program),
+            tokenizer,
+            vocab,
+            grammars: OnceLock::new(),
             known: Mutex::default(),
-            turn: Mutex::default(),
-            next: Condvar::new(),
-            compiling: Mutex::default(),
+            trials: Places::new(1, MAX_WAITING),
+            compiling: Places::new(1, MAX_WAITING),
             tried: Number::default(),
             refused: Number::default(),
         }
     }
 
-    /// The grammar of `schema`. Waits for the trial of a schema that is not known, but no longer than the answer is `wanted`.
+    /// What compiles grammars for the model's tokenizer. Made by the first request that needs it, because a large vocabulary takes a while.
+    fn grammars(&self) -> Result<&Grammars, String> {
+        self.grammars.get_or_init(|| Grammars::new(&self.tokenizer, self.vocab)).as_ref().map_err(Clone::clone)
+    }
+
+    /// The grammar of a form. Waits for the trial of a schema that is not known, but no longer than the answer is `wanted`; clients take
+    /// turns. Dropping the future gives up the wait.
     ///
     /// # Errors
     /// 400 with the part of the schema at fault, where it can be told; 429 if too many requests wait already.
-    pub fn grammar(&self, grammars: &Grammars, schema: &Value, wanted: &Wanted) -> Result<Grammar, ApiError> {
-        let made = check(schema).map_err(unsupported).and_then(|()| {
-            self.verdict(schema, wanted)?.map_err(unsupported)?;
-            // One at a time: the limit on memory is for a single one.
-            let _only = lock(&self.compiling);
-            compile(grammars, schema).map_err(|why| unsupported(placed(schema, &why)))
-        });
+    pub async fn grammar(self: &Arc<Schemas>, form: Form, client: u64, wanted: &Wanted) -> Result<Grammar, ApiError> {
+        let field = form.field;
+        let made = self.tried_and_compiled(form, client, wanted).await;
         if made.is_err() {
             self.refused.add(1);
         }
-        made
+        made.map_err(|error| if error.status == 400 { ApiError { param: Some(field.into()), ..error } } else { error })
+    }
+
+    async fn tried_and_compiled(
+        self: &Arc<Schemas>,
+        form: Form,
+        client: u64,
+        wanted: &Wanted,
+    ) -> Result<Grammar, ApiError> {
+        if let Some(schema) = &form.schema {
+            check(schema).map_err(unsupported)?;
+            self.verdict(schema, client, wanted).await?.map_err(unsupported)?;
+        }
+        // One at a time: the limit on memory is for a single one.
+        let place = turn(&self.compiling, client).await?;
+        let schemas = self.clone();
+        let grammar = in_place(place, move || {
+            let grammars = schemas.grammars().map_err(|why| ApiError::field(form.field, why))?;
+            let grammar = match &form.schema {
+                None => grammars.json_object().map_err(unsupported)?,
+                Some(schema) => compile(grammars, schema).map_err(|why| unsupported(placed(schema, &why)))?,
+            };
+            Ok(if form.or_text { grammar.if_json() } else { grammar })
+        });
+        grammar.await
     }
 
     /// The verdict of the trial of `schema`, from memory or by running it. A known schema does not wait for other trials.
-    fn verdict(&self, schema: &Value, wanted: &Wanted) -> Result<Verdict, ApiError> {
+    async fn verdict(self: &Arc<Schemas>, schema: &Value, client: u64, wanted: &Wanted) -> Result<Verdict, ApiError> {
         let text = schema.to_string();
         if let Some(verdict) = self.known(&text) {
             return Ok(verdict);
         }
-        let _turn = self.take_turn(wanted)?;
+        let place = turn(&self.trials, client).await?;
         // The trial that was waited for may have been of the same schema.
         if let Some(verdict) = self.known(&text) {
             return Ok(verdict);
         }
+        let (schemas, wanted, schema) = (self.clone(), wanted.clone(), schema.clone());
+        in_place(place, move || schemas.run_trial(text, &schema, &wanted)).await
+    }
+
+    fn run_trial(&self, text: String, schema: &Value, wanted: &Wanted) -> Result<Verdict, ApiError> {
         self.tried.add(1);
         let why = match self.children.ask(text.as_bytes(), wanted)? {
             End::Said(line) => match serde_json::from_slice::<Verdict>(&line) {
@@ -165,34 +207,27 @@ impl Schemas {
             known.pop_front();
         }
     }
-
-    /// Waits until no other schema is being tried.
-    fn take_turn(&self, wanted: &Wanted) -> Result<Taken<'_>, ApiError> {
-        let mut turn = lock(&self.turn);
-        if turn.taken && turn.waiting >= MAX_WAITING {
-            let message = format!("{MAX_WAITING} requests wait already for their schemas to be tried; ask again later");
-            return Err(ApiError::new(429, message).code("queue_full").retry_after(1));
-        }
-        turn.waiting += 1;
-        while turn.taken && wanted.still() {
-            turn = self.next.wait_timeout(turn, LOOK).unwrap_or_else(|e| e.into_inner()).0;
-        }
-        turn.waiting -= 1;
-        if turn.taken {
-            return Err(unsupported("nobody waits for it any more"));
-        }
-        turn.taken = true;
-        Ok(Taken(self))
-    }
 }
 
-struct Taken<'a>(&'a Schemas);
+/// A client's turn.
+async fn turn(places: &Places, client: u64) -> Result<Place, ApiError> {
+    places.take(client).await.map_err(|waiting| {
+        let message = format!("{waiting} requests wait already for their schemas to be tried; ask again later");
+        ApiError::new(429, message).code("queue_full").retry_after(1)
+    })
+}
 
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.turn).taken = false;
-        self.0.next.notify_one();
-    }
+/// Runs `work` on a thread that may take long; it keeps the place to its end, even if nothing waits for it any more.
+async fn in_place<T: Send + 'static>(
+    place: Place,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let working = tokio::task::spawn_blocking(move || {
+        let done = work();
+        drop(place);
+        done
+    });
+    working.await.map_err(|_| ApiError::new(500, "the schema could not be looked at"))?
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,7 +3,9 @@
 use super::error::{ApiError, unsupported};
 use super::model::ServedModel;
 use super::response_object::{self, Response};
+use super::schema::Form;
 use super::tools::FunctionCall;
+use crate::child::Wanted;
 use crate::generation::{Delta, Done, Event, Job, Logprob, Reason};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -31,6 +33,23 @@ pub struct Prepared {
     pub usage: bool,
     /// Choices for each prompt, whose tokens are counted once.
     pub per_prompt: usize,
+    /// The form of every answer, whose grammar the jobs are to have ([`Prepared::formed`]); `None` for plain text.
+    pub form: Option<Form>,
+}
+
+impl Prepared {
+    /// Gives the jobs the grammar of their answers' form, once it was tried and compiled: that may take long, and another client's turn
+    /// before. `client` and `wanted` are as in [`super::Asker`].
+    ///
+    /// # Errors
+    /// 400 for a form that cannot be enforced: it is never silently left out. 429 if too many wait for theirs.
+    pub async fn formed(mut self, client: u64, wanted: &Wanted) -> Result<Prepared, ApiError> {
+        if let Some(form) = self.form.take() {
+            let grammar = self.answer.model.schemas.grammar(form, client, wanted).await?;
+            self.jobs.iter_mut().for_each(|job| job.grammar = Some(grammar.clone()));
+        }
+        Ok(self)
+    }
 }
 
 /// Writes the JSON of one request's answer.

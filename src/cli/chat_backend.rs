@@ -180,6 +180,7 @@ impl Here {
         self.seeds = self.seeds.wrapping_add(1);
         let asker = Asker { client: 0, wanted: Wanted::always() };
         let prepared = request.prepare(&self.model, &asker, String::new(), self.seeds).map_err(refused)?;
+        let prepared = self.runtime.block_on(prepared.formed(0, &asker.wanted)).map_err(refused)?;
         let job = prepared.jobs.into_iter().next().expect("n is 1");
         let span = tracing::debug_span!("request", id = self.seeds, client = 0, model = self.model.name);
         let mut events = span.in_scope(|| self.handle.submit(job)).map_err(|e| refused(e.into()))?;

@@ -12,6 +12,7 @@ mod logprobs;
 pub mod metrics;
 pub mod outbox;
 mod pace;
+pub mod places;
 pub mod queue;
 mod sequence;
 pub mod slots;

@@ -2,14 +2,16 @@
 
 use crate::api::ApiError;
 use crate::generation::Refused;
+use crate::generation::places::Places;
 use crate::settings::Settings;
 use std::ops::Deref;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// Bodies that are processed at once: parsed, tokenised and put through the chat template, each in a process of its own. That takes a core,
-/// and memory that is a multiple of the body. At least two, so that a slow one does not stop the others; on many cores at most four,
-/// because the engine needs most of them.
+/// and memory that is a multiple of the body. At least two, so that one client's slow ones do not stop the others': the last free place is
+/// kept for another client. On many cores at most four, because the engine needs most of them. Schemas are tried and compiled outside, one
+/// at a time ([`crate::api::schema`]).
 const PLACES: std::ops::RangeInclusive<usize> = 2..=4;
 
 /// Counts bodies and places that are taken.
@@ -17,9 +19,8 @@ pub struct Limits {
     /// One permit for each byte.
     bodies: Arc<Semaphore>,
     bodies_bytes: usize,
-    places: Arc<Semaphore>,
-    /// One permit for each request that may wait for a place.
-    waiting: Semaphore,
+    /// At most `queue` requests wait for one.
+    places: Places,
     /// One permit for the request for embeddings that runs, and one for each that may wait.
     embeddings: Semaphore,
     queue: usize,
@@ -49,8 +50,7 @@ impl Limits {
         Limits {
             bodies: Arc::new(Semaphore::new(bodies_bytes)),
             bodies_bytes,
-            places: Arc::new(Semaphore::new(places)),
-            waiting: Semaphore::new(queue),
+            places: Places::new(places, queue),
             embeddings: Semaphore::new(queue + 1),
             queue,
         }
@@ -68,7 +68,7 @@ impl Limits {
 
     /// Requests that wait for a place now.
     pub fn waiting(&self) -> usize {
-        self.queue - self.waiting.available_permits()
+        self.places.waiting()
     }
 
     /// Requests for embeddings that run or wait now.
@@ -107,23 +107,17 @@ impl Limits {
         Ok(())
     }
 
-    /// Runs `work` on a thread that may take long, once there is a place. A client that goes away while it waits leaves the queue; work
-    /// that has begun keeps its place, and so its memory, to the end.
+    /// Runs `work` on a thread that may take long, once there is a place; clients take turns. A client that goes away while it waits leaves
+    /// the queue; work that has begun keeps its place, and so its memory, to the end.
     ///
     /// # Errors
     /// 429 if `serve.queue` requests wait for a place already; those of `work`.
     pub async fn in_a_place<T: Send + 'static>(
         &self,
+        client: u64,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let place = match self.places.clone().try_acquire_owned() {
-            Ok(place) => place,
-            Err(_) => {
-                let _waiting = self.waiting.try_acquire().map_err(|_| Refused::QueueFull(self.queue))?;
-                let place = self.places.clone().acquire_owned().await;
-                place.map_err(|_| ApiError::new(500, "requests are read no more"))?
-            }
-        };
+        let place = self.places.take(client).await.map_err(Refused::QueueFull)?;
         let working = tokio::task::spawn_blocking(move || {
             let done = work();
             drop(place);

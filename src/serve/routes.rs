@@ -342,10 +342,11 @@ async fn read<T: Send + 'static>(
     request: Request,
     work: impl FnOnce(&Loaded, &[u8]) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<(UnderWay, T), ApiError> {
+    let client = client(&request);
     let body = body(daemon, request).await?;
     let loaded = daemon.begin()?;
     let at = Arc::clone(&loaded);
-    let made = daemon.limits.in_a_place(move || work(&at, &body)).await?;
+    let made = daemon.limits.in_a_place(client, move || work(&at, &body)).await?;
     Ok((loaded, made))
 }
 
@@ -365,10 +366,11 @@ async fn generate(
     let fresh = daemon.fresh();
     // This future, and `here` with it, is dropped when the client goes away; a child process that works for it is then ended.
     let here = Arc::new(());
-    let asker = Asker { client, wanted: Wanted::by(&here) };
+    let wanted = Wanted::by(&here);
+    let asker = Asker { client, wanted: wanted.clone() };
     let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, &asker, fresh)).await?;
+    let Prepared { jobs, answer, stream, usage, per_prompt, .. } = prepared.formed(client, &wanted).await?;
     drop(here);
-    let Prepared { jobs, answer, stream, usage, per_prompt } = prepared;
     noted.model(&loaded.model.name);
     let span = tracing::debug_span!("request", id, client, model = loaded.model.name);
     // If one job is refused, the events of the others are dropped, which cancels them.

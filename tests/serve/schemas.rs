@@ -4,6 +4,7 @@ use crate::daemon::{Answer, Daemon, PATIENCE, read_answer, request};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value as Json, json};
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 const TEXT: &str = "/v1/completions";
@@ -113,6 +114,55 @@ fn a_schema_that_would_take_everything_is_refused_while_everybody_else_is_answer
     // One process waits for the next; none works.
     assert!(trials(&daemon).len() <= 1, "{:?}", trials(&daemon));
     assert_eq!(daemon.post(TEXT, &ask(&ordinary(0))).status, 200);
+}
+
+/// Bombs that are on their way, each with a schema of its own, sent by a gateway for the client at this address.
+fn sent(daemon: &Daemon, client: &str, schemas: impl Iterator<Item = Json>) -> Vec<UnixStream> {
+    let send = |schema: Json| {
+        let mut stream = daemon.connect();
+        stream.write_all(&of(client, &ask(&schema))).unwrap();
+        stream
+    };
+    schemas.map(send).collect()
+}
+
+fn of(client: &str, ask: &Json) -> Vec<u8> {
+    let plain = String::from_utf8(request("POST", TEXT, &ask.to_string())).unwrap();
+    plain.replacen("\r\n", &format!("\r\nX-Real-IP: {client}\r\n"), 1).into_bytes()
+}
+
+fn slow(i: u64) -> Json {
+    json!({"type": "integer", "multipleOf": 268_435_457 + 2 * i})
+}
+
+/// Requests waited for the trials of their schemas in the places in which all are read: beside four of one client a plain completion of two
+/// tokens took 5.9 s.
+#[test]
+fn nothing_but_schemas_waits_for_the_trial_of_a_schema() {
+    for client in ["10.0.0.1", "10.0.0.2"] {
+        let daemon = Daemon::start(&[]);
+        let _bombs = sent(&daemon, "10.0.0.1", (0..8).map(slow));
+        daemon.until("dynamicinfer_schemas_tried_total", 1.0);
+        daemon.until("dynamicinfer_num_requests_unread", 0.0);
+        let plain = json!({"prompt": "The king", "max_tokens": 2, "temperature": 0});
+        let answer = daemon.raw(&of(client, &plain));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let tried = daemon.metric("dynamicinfer_schemas_tried_total");
+        assert!(tried < 4.0, "{tried} schemas were tried before a request without one was answered");
+    }
+}
+
+/// Whichever request was woken first had its schema tried next, so one client's schemas came before another's for as long as it sent some.
+#[test]
+fn clients_take_turns_with_their_schemas() {
+    let daemon = Daemon::start(&[]);
+    let _bombs = sent(&daemon, "10.0.0.1", (0..8).map(slow));
+    daemon.until("dynamicinfer_schemas_tried_total", 1.0);
+    let answer = daemon.raw(&of("10.0.0.2", &ask(&ordinary(1))));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    // The one that was being tried, its own, and one more at most, while it was compiled and answered.
+    let tried = daemon.metric("dynamicinfer_schemas_tried_total");
+    assert!(tried <= 3.0, "{tried} schemas were tried before the second client's was answered");
 }
 
 /// Alternatives that must all hold: the library makes every combination, 39,304 objects of 420 names each from 145 KB.
