@@ -19,7 +19,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -113,7 +113,7 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
     let is_ui = ui::is_ui(request.uri().path());
     let mut response = match admit(&daemon, &request) {
         // A browser asks whether it may send the request; that question carries no token.
-        Ok(()) if origin.is_some() && is_preflight(&request) => preflight(),
+        Ok(()) if origin.is_some() && is_preflight(&request) => preflight(request.headers()),
         Ok(()) => {
             if let Some(entered) = request.extensions().get::<Entered>().filter(|_| !needs_no_token(&request)) {
                 entered.note();
@@ -145,12 +145,26 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
     response.map(|body| entry.hold(status, body))
 }
 
-/// The answer to a preflight: what a page of the allowed origin may send.
-fn preflight() -> Response {
+/// The answer to a preflight: a page of the allowed origin may send any header, such as the `x-stainless-...` of OpenAI's client. All that it
+/// asks about are named, because `*` would not allow Authorization.
+fn preflight(asked: &HeaderMap) -> Response {
+    let mut allowed: Vec<HeaderName> =
+        vec![header::AUTHORIZATION, header::CONTENT_TYPE, "x-request-id".parse().expect("a name")];
+    for list in asked.get_all(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        for name in
+            list.as_bytes().split(|&b| b == b',').filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+        {
+            if !allowed.contains(&name) {
+                allowed.push(name);
+            }
+        }
+    }
+    let allowed: Vec<&str> = allowed.iter().map(HeaderName::as_str).collect();
     let headers = [
-        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, PUT"),
-        (header::ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type, x-request-id"),
-        (header::ACCESS_CONTROL_MAX_AGE, "600"),
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, PUT".to_owned()),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, allowed.join(", ")),
+        (header::ACCESS_CONTROL_MAX_AGE, "600".to_owned()),
+        (header::VARY, "access-control-request-headers".to_owned()),
     ];
     (StatusCode::NO_CONTENT, headers).into_response()
 }
