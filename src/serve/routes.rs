@@ -197,6 +197,7 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     if headers > MAX_HEADER_BYTES {
         return Err(ApiError::new(431, format!("the headers have more than {MAX_HEADER_BYTES} bytes")));
     }
+    says_once(request)?;
     let peer = request.extensions().get::<Peer>();
     match peer {
         // Whoever may open the socket may use it: the file's mode decides.
@@ -211,6 +212,27 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     }
     let steers = !request.method().is_safe() && (is_ui || request.uri().path().starts_with("/v1/x/"));
     if steers { may_steer(daemon, peer) } else { Ok(()) }
+}
+
+/// Checks that what decides who may ask is said once, and that an address that names a host names that of the Host header: a proxy in front may
+/// have looked at the other one.
+fn says_once(request: &Request) -> Result<(), ApiError> {
+    for name in [header::HOST, header::ORIGIN, header::AUTHORIZATION] {
+        let times = request.headers().get_all(&name).iter().count();
+        if times > 1 {
+            let message = format!("the header {name} is there {times} times; send it once");
+            return Err(ApiError::new(400, message));
+        }
+    }
+    let Some(authority) = request.uri().authority() else { return Ok(()) };
+    let host = request.headers().get(header::HOST).map_or(&b""[..], HeaderValue::as_bytes);
+    if authority.as_str().as_bytes().eq_ignore_ascii_case(host) {
+        return Ok(());
+    }
+    let (of, host) = (crate::error::excerpt(authority), crate::error::excerpt(String::from_utf8_lossy(host)));
+    let message =
+        format!("the address is one of the host '{of}', and the header Host names '{host}'; send the path alone");
+    Err(ApiError::new(400, message))
 }
 
 /// Whether the answer tells nothing that is worth a secret: a supervisor or a load balancer asks without one. Such a question does not show
