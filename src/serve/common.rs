@@ -8,7 +8,7 @@ use crate::api::ApiError;
 use crate::clock::Duration;
 use crate::settings::Settings;
 use axum::extract::Request;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use serde_json::Value;
@@ -24,6 +24,10 @@ impl IntoResponse for Refusal {
         response.extensions_mut().insert(RefusalReason(self.0.message.clone()));
         if let Some(seconds) = self.0.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+            // What RFC 9110 has a client look at (15.5.16).
+            response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         if status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -80,7 +84,20 @@ pub async fn body(daemon: &Daemon, request: Request) -> Result<Held, ApiError> {
     tokio::time::timeout(whole, read_body(daemon, &settings, request)).await.map_err(late)?
 }
 
+/// Checks that a body is not compressed or otherwise encoded: what it would be as JSON is not what was sent.
+fn as_it_is(headers: &HeaderMap) -> Result<(), ApiError> {
+    let codings =
+        headers.get_all(header::CONTENT_ENCODING).iter().flat_map(|list| list.as_bytes().split(|&b| b == b','));
+    let mut codings = codings.map(<[u8]>::trim_ascii).filter(|coding| !coding.is_empty());
+    let Some(coding) = codings.find(|coding| !coding.eq_ignore_ascii_case(b"identity")) else { return Ok(()) };
+    let coding = crate::error::excerpt(String::from_utf8_lossy(coding));
+    let message =
+        format!("the body is encoded as '{coding}', which is not taken; send it as it is, without Content-Encoding");
+    Err(ApiError::new(415, message).code("content_encoding"))
+}
+
 async fn read_body(daemon: &Daemon, settings: &Settings, request: Request) -> Result<Held, ApiError> {
+    as_it_is(request.headers())?;
     let limit = daemon.limits.bodies_bytes().min(settings.whole("serve.body_bytes") as usize);
     let patience = Duration::from_secs(settings.whole("serve.stall_seconds"));
     let too_large =
