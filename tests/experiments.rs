@@ -273,6 +273,37 @@ fn all_experiments_get_pages_and_an_index() {
     assert_eq!(nothing.status.code(), Some(2));
 }
 
+/// A question with an escape in it, or a folder named so, set the terminal's colour when the report was shown there; a folder named like an
+/// address was one.
+#[test]
+fn no_report_has_what_a_terminal_acts_on_or_leads_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let acts = |c: char| c != '\n' && c != '\t' && dynamicinfer::error::is_unprintable(c);
+    file(dir.path(), &REPLAY.replace("Which policy?", "Which \\u001B[31m\\u202E\\u009B policy <b>?"));
+    let runs = dir.path().join("runs");
+    let names = ["red \u{1b}[31m\u{202e}", "javascript:alert(1)", "a?b#c%41&\"<i>"];
+    for name in names {
+        let out = runs.join(name);
+        let done = program(dir.path(), &["experiment", "experiment.toml", "--out", out.to_str().unwrap()]);
+        let said = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
+        assert!(done.status.success() && !said.contains(acts), "{said:?}");
+        for entry in std::fs::read_dir(&out).unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            // The rows are the program's own, and are read back.
+            assert!(path.ends_with("rows.jsonl") || !text.contains(acts), "{path:?}: {text:?}");
+        }
+    }
+    let done = program(dir.path(), &["experiment", "--all", "runs"]);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let index = std::fs::read_to_string(runs.join("index.html")).unwrap();
+    assert!(!index.contains(acts) && !index.contains("<i>") && !index.contains("<b>"), "{index:?}");
+    let links: Vec<&str> = index.split("href=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    let expected = ["./red%20%1B%5B31m%E2%80%AE", "./javascript%3Aalert%281%29", "./a%3Fb%23c%2541%26%22%3Ci%3E"];
+    assert_eq!(links.len(), names.len());
+    assert!(expected.iter().all(|to| links.contains(&format!("{to}/summary.html").as_str())), "{links:?}");
+}
+
 fn command(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
     command.args(args).current_dir(dir).env("XDG_CACHE_HOME", dir.join("cache")).env("XDG_DATA_HOME", dir.join("data"));

@@ -305,8 +305,14 @@ fn say(text: std::fmt::Arguments) {
     log_writer::write_line(&line);
 }
 
-/// What JSON lets stand in a string and a terminal acts on is written as its number, which is the same JSON.
+/// Prints a document, as [`safe_json`] writes it.
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    print(&safe_json(value))
+}
+
+/// A document with a line feed at its end. What JSON lets stand in a string and a terminal acts on is written as its number, which is the
+/// same JSON.
+fn safe_json(value: &impl serde::Serialize) -> String {
     let text = serde_json::to_string_pretty(value).expect("plain data");
     let mut safe = String::with_capacity(text.len() + 1);
     for c in text.chars() {
@@ -316,5 +322,5 @@ fn print_json(value: &impl serde::Serialize) -> Result<()> {
             safe.push(c);
         }
     }
-    print(&(safe + "\n"))
+    safe + "\n"
 }

@@ -2,6 +2,7 @@
 
 use super::labels::{apart, rows, width, wrapped};
 use super::{Line, Plot, Point, Room, scale};
+use crate::error::safe_text;
 use std::fmt::Write as _;
 
 /// Height of letters; a page shows a chart in its own size, so they are as large as the text around it.
@@ -208,8 +209,9 @@ fn text(body: &mut String, (x, y): (f64, f64), class: &str, text: &str) {
     let _ = writeln!(body, "<text{class} x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escaped(text));
 }
 
-/// Text inside SVG or HTML, also within quotation marks.
+/// Text inside SVG or HTML, also within quotation marks. What a terminal would act on when the file is shown there is replaced.
 pub fn escaped(text: &str) -> String {
+    let text = safe_text(text);
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }
 

@@ -75,13 +75,20 @@ fn entry(root: &Path, dir: &Path) -> Result<String> {
     };
     let shown = figures.first().map_or("", |figure| figure.sentence.as_str());
     Ok(format!(
-        "<h2><a href=\"{}/summary.html\">{}</a></h2>\n<p>{}</p>\n<p>{}</p>\n<p><small>{}{counts}</small></p>\n",
-        escaped(&below(root, dir)),
+        "<h2><a href=\"./{}/summary.html\">{}</a></h2>\n<p>{}</p>\n<p>{}</p>\n<p><small>{}{counts}</small></p>\n",
+        address(&below(root, dir)),
         escaped(&below(root, dir)),
         escaped(spec.question.trim()),
         escaped(shown),
         escaped(&when),
     ))
+}
+
+/// A path as it stands in a link: a folder's name is no scheme, query or mark of the page.
+fn address(path: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let escape = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    path.bytes().map(escape).collect()
 }
 
 fn failed(root: &Path, dir: &Path, why: &Error) -> String {

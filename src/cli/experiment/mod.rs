@@ -6,8 +6,9 @@ mod page;
 use super::chart;
 use super::machine_arg;
 use super::progress::{Progress, Unit};
+use super::safe_json;
 use crate::clock;
-use crate::error::{Error, Result, printable};
+use crate::error::{Error, Result, printable, safe_text};
 use crate::formats::machine_profile::MachineProfile;
 use crate::interrupt;
 use crate::lab::experiment::rows::{Metrics, Row, RowsFile};
@@ -118,7 +119,7 @@ pub fn run(args: Args) -> Result<()> {
         let session = Session { command: command(file, &dir), ..session(&spec)? };
         let commit = session.commit.clone();
         record.sessions.push(session);
-        write(&dir.join("run.json"), &json(&record))?;
+        write(&dir.join("run.json"), &safe_json(&record))?;
         result = make(&spec, &missing, &commit, &mut rows);
     }
     // Also of what there is until Ctrl-C or an error.
@@ -256,20 +257,16 @@ fn commit() -> String {
     crate::config::asset_dirs().into_iter().find_map(of).unwrap_or_else(|| "unknown".into())
 }
 
-fn json(value: &impl Serialize) -> String {
-    serde_json::to_string_pretty(value).expect("plain data") + "\n"
-}
-
-/// Whole or not at all.
+/// Whole or not at all. Nothing is left in the text that a terminal acts on: a reader may show the file there.
 fn write(path: &Path, text: &str) -> Result<()> {
-    crate::formats::temporary::write_whole(path, text.as_bytes())
+    crate::formats::temporary::write_whole(path, safe_text(text).as_bytes())
 }
 
 fn report(dir: &Path, spec: &Spec, record: &Record, rows: &[Row]) -> Result<()> {
     let summary = summary::summary(spec, rows);
     let figures = figures::figures(spec, &summary);
     write(&dir.join("rows.csv"), &summary::csv(spec, rows))?;
-    write(&dir.join("summary.json"), &json(&page::data(spec, &summary)))?;
+    write(&dir.join("summary.json"), &safe_json(&page::data(spec, &summary)))?;
     for (i, figure) in figures.iter().enumerate() {
         write(&dir.join(format!("plot-{}.svg", i + 1)), &chart::svg(&figure.plot, chart::Room::Wide))?;
     }
