@@ -85,10 +85,22 @@ impl Work {
         match status.signal() {
             // A failed allocation and an overflowed stack both abort.
             Some(6 | 11) => format!("{doing} takes more than {} MiB of memory, or nests too deeply", self.memory >> 20),
-            Some(24 | 9) => format!("{doing} takes more than {:?}", self.computed),
+            Some(24) => format!("{doing} takes more than {:?}", self.computed),
             Some(signal) => format!("{doing} was ended by signal {signal}"),
             None => format!("the {doing} process failed with {status}"),
         }
+    }
+
+    /// The error for a child that something else ended: the system where memory ran out, or somebody's `kill`. `None` where its own work
+    /// ended it.
+    pub fn ended_by_others(&self, status: ExitStatus) -> Option<Error> {
+        // SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGXCPU, SIGXFSZ, SIGSYS.
+        let own = |signal: i32| matches!(signal, 4 | 6 | 7 | 8 | 11 | 24 | 25 | 31);
+        let signal = status.signal().filter(|&signal| !own(signal))?;
+        Some(Error::Memory(format!(
+            "the {} process was killed by signal {signal}, as the system does where memory runs out; ask again later",
+            self.doing
+        )))
     }
 
     /// Has one request worked on by a process that is started for it.
@@ -123,15 +135,16 @@ impl Work {
     fn limit_this_process(&self) -> std::io::Result<()> {
         // The program's own mappings are not the stranger's doing.
         let own = status_bytes("VmSize:").ok_or_else(|| std::io::Error::other("no VmSize"))?;
-        let set = |resource: Resource, limit: u64| {
+        let set = |resource: Resource, current: u64, maximum: u64| {
             // This program may have been given less.
-            let limit = Some(getrlimit(resource).maximum.map_or(limit, |most| most.min(limit)));
-            setrlimit(resource, Rlimit { current: limit, maximum: limit })
+            let limit = |limit: u64| Some(getrlimit(resource).maximum.map_or(limit, |most| most.min(limit)));
+            setrlimit(resource, Rlimit { current: limit(current), maximum: limit(maximum) })
         };
-        set(Resource::Core, 0)?;
-        set(Resource::Fsize, 0)?;
-        set(Resource::Cpu, self.computed.as_secs())?;
-        Ok(set(Resource::As, own + self.memory)?)
+        set(Resource::Core, 0, 0)?;
+        set(Resource::Fsize, 0, 0)?;
+        // SIGXCPU at the first, and SIGKILL, which others send too, only at the second.
+        set(Resource::Cpu, self.computed.as_secs(), self.computed.as_secs() + 1)?;
+        Ok(set(Resource::As, own + self.memory, own + self.memory)?)
     }
 }
 

@@ -184,7 +184,10 @@ impl Schemas {
                 Err(_) => "its trial said nothing that can be read".into(),
             },
             // The outcomes below may be the fault of the machine or the client, and are not remembered.
-            End::Died(status) => TRIAL.cause_of_death(status),
+            End::Died(status) => match TRIAL.ended_by_others(status) {
+                Some(error) => return Err(ApiError::from(error).retry_after(1)),
+                None => TRIAL.cause_of_death(status),
+            },
             End::Late => format!("compiling takes more than {:?}", TRIAL.wall),
             End::Unwanted => "nobody waits for it any more".into(),
         };
