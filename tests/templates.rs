@@ -5,6 +5,7 @@ use dynamicinfer::Error;
 use dynamicinfer::tokenizer::chat_template::{CHILD_ARGUMENT, Input, Message, render_by, render_in_process};
 use serde_json::json;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -56,10 +57,11 @@ const MISTRAL: &str = "{{ bos_token }}{%- for message in messages %}
 fn input(template: &str, messages: &[(&str, &str)]) -> Input {
     Input {
         template: template.into(),
-        messages: messages.iter().map(|(role, content)| Message::new(role, content)).collect(),
+        messages: messages.iter().map(|(role, content)| json!(Message::new(role, content))).collect(),
         add_generation_prompt: true,
         bos_token: "<s>".into(),
         eos_token: "</s>".into(),
+        other_tokens: [("pad_token".to_owned(), "<pad>".to_owned())].into(),
         // 2026-11-20 13:05:09 UTC.
         now: 1_795_179_909,
         extras: serde_json::Map::new(),
@@ -128,7 +130,7 @@ fn the_dialect_is_that_of_transformers() {
             "c HI x True",
         ),
         ("{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% endfor %}", "a=1"),
-        ("{% if tools is defined %}T{% endif %}{{ x['y'] }}{{ x.get('z', 'default') }}", "1default"),
+        ("{% if tools %}T{% endif %}{{ x['y'] }}{{ x.get('z', 'default') }}", "1default"),
         ("{{ x | tojson }}", r#"{"y": 1, "b": ["<é>", null, true, 1.5], "e": {}}"#),
         ("{{ x.b | tojson(indent=2) }}", "[\n  \"<é>\",\n  null,\n  true,\n  1.5\n]"),
         ("{{ x | tojson(sort_keys=true, ensure_ascii=false) }}", r#"{"b": ["<é>", null, true, 1.5], "e": {}, "y": 1}"#),
@@ -145,6 +147,49 @@ fn the_dialect_is_that_of_transformers() {
         let x = json!({"x": {"y": 1, "b": ["<é>", null, true, 1.5], "e": {}}, "messages": "never"});
         input.extras = x.as_object().unwrap().clone();
         assert_eq!(rendered(&input), expected, "{template}");
+    }
+}
+
+/// transformers passes `tools` and `documents` as None where there are none, and special tokens as their texts: here they were undefined,
+/// and published templates wrote other prompts.
+#[test]
+fn the_variables_are_those_of_transformers() {
+    let template = "{{ tools is none }} {{ documents }} {{ tools is defined and not tools }} {{ pad_token }} {{ sep_token is defined }}";
+    assert_eq!(rendered(&input(template, &DIALOGUE)), "True None True <pad> False");
+    let mut with = input("{{ tools|length }}{{ messages|length }}", &DIALOGUE);
+    with.extras.insert("tools".into(), json!([1, 2]));
+    assert_eq!(rendered(&with), "24");
+}
+
+/// A template from a file with Windows' line ends wrote them into the prompt, and `{%-` left half of one.
+#[test]
+fn line_ends_of_a_templates_file_are_line_feeds() {
+    let template =
+        "{% for m in messages %}\n  {%- if m.role == 'user' %}\n{{ m.content }}\n\n  {% endif %}\n{% endfor %}\nend\n";
+    let expected = rendered(&input(template, &DIALOGUE));
+    assert!(expected.contains('\n'));
+    for end in ["\r\n", "\r"] {
+        assert_eq!(rendered(&input(&template.replace('\n', end), &DIALOGUE)), expected);
+    }
+}
+
+/// A process that the system killed for want of memory was "takes more than 2s", and the request was told that it was wrong.
+#[test]
+fn a_killed_process_is_not_the_templates_fault() {
+    let dir = tempfile::tempdir().unwrap();
+    let ended_by = |signal: &str| {
+        let program = dir.path().join(signal);
+        std::fs::write(&program, format!("#!/bin/sh\nkill -{signal} $$\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        render_by(&program, &input(CHATML, &DIALOGUE), Path::new("m.gguf")).unwrap_err()
+    };
+    for signal in ["KILL", "TERM"] {
+        let error = ended_by(signal);
+        assert!(matches!(&error, Error::Memory(why) if why.contains("was killed by signal")), "{error}");
+    }
+    for (signal, why) in [("XCPU", "takes more than 2s"), ("SEGV", "of memory"), ("ABRT", "of memory")] {
+        let error = ended_by(signal);
+        assert!(matches!(&error, Error::BadFile(bad) if bad.reason.contains(why)), "{error}");
     }
 }
 
@@ -177,11 +222,13 @@ fn hostile_templates_end_as_errors() {
         (format!("{}x{}", "{% if true %}".repeat(2500), "{% endif %}".repeat(2500)), &[DEPTH]),
         (format!("{{{{ {}1{} }}}}", "(".repeat(30_000), ")".repeat(30_000)), &[DEPTH]),
         (format!("{{{{ {}1{} }}}}", "[".repeat(30_000), "]".repeat(30_000)), &[DEPTH]),
+        (format!("{{{{ {}{} }}}}", "x[".repeat(10_000), ":]".repeat(10_000)), &[DEPTH]),
+        ("{% raw %}".repeat(6000), &["unexpected end of raw block"]),
         (string, &[MEMORY, TIME]),
         (list, &[MEMORY, TIME]),
         (replace, &[MEMORY, TIME]),
         (deep_value.to_owned(), &[MEMORY, TIME]),
-        ("{{ 'a\\nb' | indent(4000000000) }}".to_owned(), &[MEMORY, TIME]),
+        ("{{ 'a\\nb' | indent(4000000000) }}".to_owned(), &["indent takes a width of at most 1048576"]),
         ("{{ [1] | tojson(indent=4000000000) }}".to_owned(), &["tojson takes an indent of at most 16"]),
         ("{{ 'A' * 2000000000 }}".to_owned(), &["repeated string is too large"]),
         ("{% for i in range(4000000000) %}x{% endfor %}".to_owned(), &["range has too many elements"]),

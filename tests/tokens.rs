@@ -5,7 +5,7 @@ use dynamicinfer::clock::computed;
 use dynamicinfer::formats::gguf;
 use dynamicinfer::prng::Prng;
 use dynamicinfer::tokenizer::spec::{BpeSpec, ModelSpec, SpmSpec, TokenKind};
-use dynamicinfer::tokenizer::{self, Special, TextStream, Tokenizer, TokenizerSpec};
+use dynamicinfer::tokenizer::{self, ChatSpec, Special, TextStream, Tokenizer, TokenizerSpec};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde::Deserialize;
@@ -285,7 +285,16 @@ fn plain_spm(tokens: &[(&str, f32)]) -> SpmSpec {
 }
 
 fn spec_of(model: ModelSpec) -> TokenizerSpec {
-    TokenizerSpec { model, bos: None, eos: vec![], unk: Some(0), add_bos: false, add_eos: false, chat_template: None }
+    TokenizerSpec {
+        model,
+        bos: None,
+        eos: vec![],
+        unk: Some(0),
+        add_bos: false,
+        add_eos: false,
+        chat_template: None,
+        chat: ChatSpec::default(),
+    }
 }
 
 fn build(model: ModelSpec) -> Tokenizer {
@@ -464,6 +473,35 @@ fn string(text: &str) -> Vec<u8> {
 fn spm_file(tokens: &[&str]) -> GgufFile {
     let file = GgufFile::default().str("tokenizer.ggml.model", "llama").strings("tokenizer.ggml.tokens", tokens);
     file.u32("tokenizer.ggml.unknown_token_id", 0)
+}
+
+/// A GGUF that asks for BOS got none in chats where its template writes none, as llama.cpp would; and templates did not know its
+/// separator and padding.
+#[test]
+fn a_gguf_that_adds_bos_begins_chats_with_it_once() {
+    let file = |add_bos: Option<bool>| {
+        let file = spm_file(&["<unk>", "<s>", "</s>", "▁a", "<sep>", "<pad>"])
+            .array("tokenizer.ggml.scores", 6, 6, scores(&[0.0; 6]))
+            .u32("tokenizer.ggml.bos_token_id", 1)
+            .u32("tokenizer.ggml.eos_token_id", 2)
+            .u32("tokenizer.ggml.seperator_token_id", 4)
+            .u32("tokenizer.ggml.padding_token_id", 5);
+        let file = match add_bos {
+            Some(add) => file.key("tokenizer.ggml.add_bos_token", 7, &[add.into()]),
+            None => file,
+        };
+        Tokenizer::new(file.read().unwrap(), Path::new("m.gguf")).unwrap()
+    };
+    for tokenizer in [file(None), file(Some(true))] {
+        assert_eq!(tokenizer.encode_chat("a").unwrap(), [1, 3]);
+        assert_eq!(tokenizer.encode_chat("<s>a").unwrap(), [1, 3]);
+    }
+    let without = file(Some(false));
+    assert_eq!(without.encode_chat("a").unwrap(), [3]);
+    assert_eq!(without.encode_chat("<s>a").unwrap(), [1, 3]);
+    let named = without.other_tokens();
+    let named: Vec<(&str, &str)> = named.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    assert_eq!(named, [("pad_token", "<pad>"), ("sep_token", "<sep>"), ("unk_token", "<unk>")]);
 }
 
 fn scores(values: &[f32]) -> Vec<u8> {

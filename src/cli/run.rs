@@ -199,7 +199,7 @@ fn prompt_tokens(args: &Args, tokenizer: &Tokenizer, prompt: &str) -> Result<Vec
             let system = args.system.iter().map(|system| Message::new("system", &tokenizer.defuse(system)));
             let user = Message::new("user", &tokenizer.defuse(prompt));
             let messages: Vec<Message> = system.chain([user]).collect();
-            tokenizer.encode(&render(template, &messages, tokenizer)?, Special::Parse)?
+            tokenizer.encode_chat(&render(template, &messages, tokenizer)?)?
         }
         None if args.chat || args.system.is_some() => {
             let flag = if args.chat { "--chat" } else { "--system" };

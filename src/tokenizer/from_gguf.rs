@@ -3,7 +3,7 @@
 use super::bpe::pre_tokenizer;
 use super::byte_tokens::byte_of;
 use super::spec::{
-    BpeSpec, Keys, ModelSpec, SpmSpec, TokenKind, TokenizerSpec, add_end_texts, check, check_id, is_end_text,
+    BpeSpec, ChatSpec, Keys, ModelSpec, SpmSpec, TokenKind, TokenizerSpec, add_end_texts, check, check_id, is_end_text,
 };
 use crate::error::{Error, Result};
 use crate::formats::gguf::Metadata;
@@ -35,6 +35,7 @@ pub fn from_gguf(meta: &Metadata, path: &Path) -> Result<TokenizerSpec> {
         ));
     }
     let tokens = meta.strings(GGUF.tokens)?.ok_or_else(|| missing(GGUF.tokens))?.to_vec();
+    let vocab = tokens.len();
     let bos = meta.u32(GGUF.bos)?;
     let unk = meta.u32(GGUF.unk)?;
     let mut eos = Vec::new();
@@ -68,6 +69,8 @@ pub fn from_gguf(meta: &Metadata, path: &Path) -> Result<TokenizerSpec> {
         ModelSpec::Bpe(BpeSpec { tokens, merges: merges.to_vec(), kinds, pre: pre.to_owned() })
     };
     let add_bos = bos.is_some() && add_bos.unwrap_or(true);
+    // A template's variables; ids beyond the vocabulary name nothing.
+    let known = |key: &str| Ok::<_, Error>(meta.u32(key)?.filter(|&id| (id as usize) < vocab));
     let mut spec = TokenizerSpec {
         model,
         bos,
@@ -76,6 +79,11 @@ pub fn from_gguf(meta: &Metadata, path: &Path) -> Result<TokenizerSpec> {
         add_bos,
         add_eos: meta.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
         chat_template: meta.str("tokenizer.chat_template")?.map(str::to_owned),
+        chat: ChatSpec {
+            begins_with_bos: add_bos,
+            sep: known("tokenizer.ggml.seperator_token_id")?,
+            pad: known("tokenizer.ggml.padding_token_id")?,
+        },
     };
     check(&spec, &GGUF, path)?;
     add_end_texts(&mut spec);

@@ -2,7 +2,7 @@
 
 use super::hf::{self, HfVocab};
 use super::sentencepiece;
-use super::spec::{self, BpeSpec, Keys, ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
+use super::spec::{self, BpeSpec, ChatSpec, Keys, ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
 use crate::error::{Error, Result};
 use crate::formats::MappedFile;
 use serde_json::Value;
@@ -74,6 +74,7 @@ fn from_vocab(model: ModelSpec, vocab: &HfVocab, configs: &Configs, path: &Path)
         unk: vocab.unk,
         add_eos: false,
         chat_template: None,
+        chat: chat_tokens(configs, &id_of),
     };
     spec::check_ids(&spec, vocab.tokens.len(), &KEYS, path)?;
     Ok(spec)
@@ -96,6 +97,7 @@ fn from_sentencepiece(bytes: &[u8], path: &Path, dir: &Path, configs: &Configs) 
         add_bos: bos.is_some() && stated.unwrap_or(true),
         add_eos: configs.tokenizer.get("add_eos_token").and_then(Value::as_bool).unwrap_or(false),
         chat_template: None,
+        chat: chat_tokens(configs, &id_of),
         model: ModelSpec::Spm(model.spec),
     };
     checked(spec, path)
@@ -127,6 +129,7 @@ fn from_vocab_and_merges(vocab: &str, path: &Path, dir: &Path, configs: &Configs
         add_bos: bos.is_some() && configs.tokenizer.get("add_bos_token").is_some_and(|v| v == true),
         add_eos: false,
         chat_template: None,
+        chat: chat_tokens(configs, &id_of),
         model: ModelSpec::Bpe(BpeSpec { tokens, merges, kinds, pre: "gpt-2".into() }),
     };
     checked(spec, path)
@@ -216,6 +219,12 @@ fn named_token(configs: &Configs, name: &str, id_of: &dyn Fn(&str) -> Option<u32
         ids.into_iter().flatten().find_map(|id| u32::try_from(id).ok())
     };
     by_text.or_else(by_id)
+}
+
+/// The tokens that only chat templates see.
+fn chat_tokens(configs: &Configs, id_of: &dyn Fn(&str) -> Option<u32>) -> ChatSpec {
+    let id = |name: &str| token_text(configs, name).and_then(id_of);
+    ChatSpec { begins_with_bos: false, sep: id("sep"), pad: id("pad") }
 }
 
 /// Every id that some file calls an end: chat models list the end of a turn in `generation_config.json` only.

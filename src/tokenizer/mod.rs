@@ -12,6 +12,7 @@ mod from_gguf;
 mod growth;
 pub mod hf;
 mod hf_dir;
+mod jinja;
 pub mod sentencepiece;
 pub mod spec;
 pub mod special;
@@ -20,13 +21,14 @@ pub mod stream;
 
 pub use from_gguf::from_gguf;
 pub use hf_dir::from_hf_dir;
-pub use spec::{ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
+pub use spec::{ChatSpec, ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
 pub use stream::{Delta, TextStream};
 
 use crate::error::{Error, Result};
 use byte_tokens::{byte_of, token_bytes};
 use channels::Markers;
 use special::{Piece, SpecialTexts};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 impl TokenizerSpec {
@@ -63,6 +65,7 @@ pub struct Tokenizer {
     eos: Vec<u32>,
     unk: Option<u32>,
     add_bos: bool,
+    chat: ChatSpec,
     chat_template: Option<String>,
     /// The bytes that each token stands for in output, `[vocab]`.
     bytes: Table,
@@ -164,6 +167,7 @@ impl Tokenizer {
             eos: spec.eos,
             unk: spec.unk,
             add_bos: spec.add_bos,
+            chat: spec.chat,
             chat_template: spec.chat_template,
             bytes,
             texts,
@@ -218,6 +222,25 @@ impl Tokenizer {
             ids.insert(0, bos);
         }
         Ok(ids)
+    }
+
+    /// The tokens of a prompt that a chat template rendered: BOS first where the model's file asks for it in chats and the template has not
+    /// written it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_chat(&self, text: &str) -> Result<Vec<u32>> {
+        match self.chat.begins_with_bos {
+            true => self.encode_prompt(text, Special::Parse),
+            false => self.encode(text, Special::Parse),
+        }
+    }
+
+    /// The texts of the special tokens beside BOS and EOS, by the names that chat templates know them by.
+    pub fn other_tokens(&self) -> BTreeMap<String, String> {
+        let named = [("unk_token", self.unk), ("sep_token", self.chat.sep), ("pad_token", self.chat.pad)];
+        let text = |id: Option<u32>| id.and_then(|id| self.token_text(id)).map(str::to_owned);
+        named.into_iter().filter_map(|(name, id)| Some((name.to_owned(), text(id)?))).collect()
     }
 
     /// The text with an invisible character inside every control token, so that none is recognised; [`Tokenizer::encode`] takes the

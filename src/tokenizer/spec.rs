@@ -22,6 +22,21 @@ pub struct TokenizerSpec {
     pub add_eos: bool,
     /// Jinja source, unchecked; `None` if the file has none.
     pub chat_template: Option<String>,
+    /// What else chats need to know of special tokens.
+    #[serde(default)]
+    pub chat: ChatSpec,
+}
+
+/// What only chats need to know of special tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChatSpec {
+    /// Whether a chat begins with BOS even if its template writes none: in GGUF files, as in llama.cpp. transformers leaves BOS to the
+    /// template.
+    pub begins_with_bos: bool,
+    /// `sep_token`; `None` if there is none.
+    pub sep: Option<u32>,
+    /// `pad_token`; `None` if there is none.
+    pub pad: Option<u32>,
 }
 
 /// How text is split into tokens, by the kind of tokenizer.

@@ -25,7 +25,7 @@ use crate::formats::rows::{self, Quant};
 use crate::model::BlockLayout;
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
 use crate::model::layer::{Experts, LayerForm, RouterInput, Scoring};
-use crate::tokenizer::{ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
+use crate::tokenizer::{ChatSpec, ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
 use rayon::prelude::*;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -297,6 +297,7 @@ pub fn write_store(
         add_bos: true,
         add_eos: false,
         chat_template: None,
+        chat: ChatSpec::default(),
     };
     pack::bytes(&mut writer, "tokenizer", &serde_json::to_vec(&spec).expect("plain data"))?;
     let config = serde_json::to_value(c).expect("plain data");
