@@ -140,16 +140,16 @@ fn add_tests(env: &mut Environment) {
             ValueKind::Undefined | ValueKind::String | ValueKind::Bytes | ValueKind::Seq | ValueKind::Iterable
         ) || (kind == ValueKind::Map && !methods::is_namespace(value))
     });
-    let orders: [(&[&'static str], fn(Ordering) -> bool); 4] = [
-        (&["lt", "lessthan", "<"], Ordering::is_lt),
-        (&["le", "<="], Ordering::is_le),
-        (&["gt", "greaterthan", ">"], Ordering::is_gt),
-        (&["ge", ">="], Ordering::is_ge),
-    ];
-    for (names, holds) in orders {
-        for name in names {
-            env.add_test(*name, move |a: &Value, b: &Value| operators::order(a, b).map(holds));
-        }
+    order_test(env, &["lt", "lessthan", "<"], Ordering::is_lt);
+    order_test(env, &["le", "<="], Ordering::is_le);
+    order_test(env, &["gt", "greaterthan", ">"], Ordering::is_gt);
+    order_test(env, &["ge", ">="], Ordering::is_ge);
+}
+
+/// A test that holds for values in some orders.
+fn order_test(env: &mut Environment, names: &[&'static str], holds: fn(Ordering) -> bool) {
+    for name in names {
+        env.add_test(*name, move |a: &Value, b: &Value| operators::order(a, b).map(holds));
     }
 }
 
