@@ -223,6 +223,23 @@ pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, A
     Ok(messages)
 }
 
+/// Joins the text parts of each message as the model's template does. Parts that are no text are left to be refused.
+///
+/// # Errors
+/// As [`ServedModel::habits`].
+pub fn join_parts(messages: &mut [ChatMessage], model: &ServedModel) -> Result<(), ApiError> {
+    for message in messages {
+        let Some(TextOr::List(parts)) = &mut message.content else { continue };
+        let is_text = |part: &ContentPart| matches!(part.kind.as_str(), "text" | "input_text" | "output_text");
+        if parts.len() > 1 && parts.iter().all(|part| is_text(part) && part.text.is_some()) {
+            let texts: Vec<String> = parts.iter_mut().filter_map(|part| part.text.take()).collect();
+            parts.truncate(1);
+            parts[0].text = Some(texts.join(&model.habits()?.between_parts));
+        }
+    }
+    Ok(())
+}
+
 impl ChatRequest {
     /// Checks the values of all fields that can be checked without the model and the messages.
     ///
@@ -251,9 +268,11 @@ impl ChatRequest {
     ) -> Result<Prepared, ApiError> {
         model.check_name(self.model.as_deref())?;
         let tools = Tools::read(self.tools.take(), self.tool_choice.take())?;
-        let mut messages = conversation("messages", &self.messages.take().unwrap_or_default())?;
+        let mut said = self.messages.take().unwrap_or_default();
+        join_parts(&mut said, model)?;
+        let mut messages = conversation("messages", &said)?;
         if let Some(tools) = &tools {
-            messages = tools.introduced(messages);
+            messages = tools.introduced(messages, model.habits()?.takes_system);
         }
         let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (false, None | Some(0)) => None,

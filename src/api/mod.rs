@@ -6,6 +6,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod error;
 pub mod fields;
+pub mod habits;
 pub mod model;
 pub mod request;
 mod response_object;

@@ -1,6 +1,7 @@
 //! What a request needs to know of the model that will answer it.
 
 use super::error::{ApiError, TOO_LONG};
+use super::habits::Habits;
 use super::schema::Schemas;
 use crate::child::this_program;
 use crate::engine::sampler::SamplingParams;
@@ -38,6 +39,7 @@ pub struct ServedModel {
     /// Compiles the JSON schemas of requests.
     pub schemas: Arc<Schemas>,
     renderer: Renderer,
+    habits: OnceLock<Habits>,
 }
 
 impl ServedModel {
@@ -55,7 +57,8 @@ impl ServedModel {
         }
         let schemas = Arc::new(Schemas::new(this_program(), tokenizer.clone(), vocab));
         let sampling = SamplingParams::default();
-        ServedModel { name, tokenizer, vocab, context, created, fingerprint, sampling, schemas, renderer }
+        let habits = OnceLock::new();
+        ServedModel { name, tokenizer, vocab, context, created, fingerprint, sampling, schemas, renderer, habits }
     }
 
     /// The model with other defaults of how tokens are drawn.
@@ -180,12 +183,14 @@ impl ServedModel {
     /// Tokens of a conversation, rendered by the model's chat template. A model without a template gets the texts joined by line breaks.
     ///
     /// # Errors
-    /// 400 if the template refuses the messages or they are too long; 503 if the template's process cannot be started.
+    /// 400 if the template refuses the messages or they are too long; 500 if the template itself is at fault; 503 if its process cannot be
+    /// started or was killed.
     pub fn conversation(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
         self.check_length("messages", messages.iter().map(|m| m.content.len()).sum())?;
         let refuse = |e: crate::Error| match e {
             // Lack of memory is not the fault of the messages.
             crate::Error::Memory(_) => ApiError::from(e).retry_after(1),
+            crate::Error::BadFile(bad) => broken_template(&bad),
             e => ApiError::field("messages", e.to_string()),
         };
         let tokens = match self.tokenizer.chat_template() {
@@ -196,7 +201,7 @@ impl ServedModel {
                 let text = self.renderer.render(&input, self.tokenizer.path()).map_err(refuse)?;
                 // A template may add text of any length, which is tokenised as well.
                 self.check_length("messages", text.len())?;
-                self.tokenizer.encode(&text, Special::Parse)
+                self.tokenizer.encode_chat(&text)
             }
             None => {
                 let texts: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
@@ -204,6 +209,25 @@ impl ServedModel {
             }
         };
         self.check_tokens("messages", tokens.map_err(refuse)?)
+    }
+
+    /// What this model's template does with messages; it is found out when it is asked for first.
+    ///
+    /// # Errors
+    /// 503 if the process that renders cannot be started.
+    pub fn habits(&self) -> Result<&Habits, ApiError> {
+        if let Some(known) = self.habits.get() {
+            return Ok(known);
+        }
+        let found = match self.tokenizer.chat_template() {
+            None => Habits::plain(),
+            Some(template) => Habits::of(&|messages| {
+                let input = Input { messages, ..Input::of(template, &[], &self.tokenizer) };
+                self.renderer.render(&input, self.tokenizer.path())
+            })
+            .map_err(|error| ApiError::from(error).retry_after(1))?,
+        };
+        Ok(self.habits.get_or_init(|| found))
     }
 
     /// How a token is written in log probabilities: its text and its bytes. A token without text, such as a control token, has its name and
@@ -215,4 +239,13 @@ impl ServedModel {
             bytes => (String::from_utf8_lossy(bytes).into_owned(), bytes.into()),
         }
     }
+}
+
+/// 500 for a chat template that cannot be rendered: the request is not to blame. The file's path is in the log alone, because clients may
+/// be strangers.
+fn broken_template(bad: &crate::error::BadFile) -> ApiError {
+    tracing::warn!(%bad, "the chat template cannot be rendered");
+    let reason = crate::error::printable(&bad.reason);
+    let message = format!("the model's chat template cannot be rendered: {reason}; the request is not at fault");
+    ApiError::new(500, message).code("bad_chat_template")
 }

@@ -1,6 +1,6 @@
 //! POST /v1/responses: OpenAI's newer API, as far as it is text. Nothing is stored, so a conversation is sent whole with each request.
 
-use super::chat::{ChatMessage, ContentPart, conversation};
+use super::chat::{ChatMessage, ContentPart, conversation, join_parts};
 use super::error::ApiError;
 use super::fields::{Counted, Item, TextOr};
 use super::model::ServedModel;
@@ -163,7 +163,8 @@ impl ResponsesRequest {
             None => return Err(ApiError::field("input", "the input is missing; give a text or a list of messages")),
             Some(TextOr::Text(text)) => vec![Message::new("user", &text)],
             Some(TextOr::List(list)) => {
-                let list = list.into_iter().enumerate().map(InputMessage::said).collect::<Result<Vec<_>, _>>()?;
+                let mut list = list.into_iter().enumerate().map(InputMessage::said).collect::<Result<Vec<_>, _>>()?;
+                join_parts(&mut list, model)?;
                 conversation("input", &list)?
             }
         };

@@ -71,12 +71,18 @@ impl Tools {
         Ok((!functions.is_empty()).then_some(Tools { functions, required }))
     }
 
-    /// The messages with what can be called, in the system message.
-    pub fn introduced(&self, mut messages: Vec<Message>) -> Vec<Message> {
+    /// The messages with what can be called: in the system message, or before the first user's text where the model's template takes no
+    /// system message.
+    pub fn introduced(&self, mut messages: Vec<Message>, takes_system: bool) -> Vec<Message> {
         let text = self.introduction();
-        match messages.first_mut().filter(|first| first.role == "system") {
-            Some(system) => system.content = format!("{}\n\n{text}", system.content),
-            None => messages.insert(0, Message::new("system", &text)),
+        if let Some(system) = messages.first_mut().filter(|first| first.role == "system") {
+            system.content = format!("{}\n\n{text}", system.content);
+        } else if takes_system {
+            messages.insert(0, Message::new("system", &text));
+        } else if let Some(user) = messages.iter_mut().find(|message| message.role == "user") {
+            user.content = format!("{text}\n\n{}", user.content);
+        } else {
+            messages.insert(0, Message::new("user", &text));
         }
         messages
     }
@@ -261,6 +267,23 @@ mod tests {
                 assert_eq!(schema.pointer(to.strip_prefix('#').unwrap()), Some(&json!({"type": "string"})), "{to}");
             }
         }
+    }
+
+    #[test]
+    fn functions_are_introduced_where_the_template_lets_them_be_said() {
+        let tools = read(json!([function("a", json!({}))]), Value::Null).unwrap().unwrap();
+        let said = |messages: &[(&str, &str)], takes_system| {
+            let messages = messages.iter().map(|(role, text)| Message::new(role, text)).collect();
+            let said = tools.introduced(messages, takes_system).into_iter();
+            said.map(|m| (m.role, m.content.replace(&tools.introduction(), "TOOLS"))).collect::<Vec<_>>()
+        };
+        let pairs =
+            |list: &[(&str, &str)]| list.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect::<Vec<_>>();
+        let turns = [("user", "x"), ("assistant", "y"), ("user", "z")];
+        assert_eq!(said(&turns[..1], true), pairs(&[("system", "TOOLS"), ("user", "x")]));
+        assert_eq!(said(&turns, false), pairs(&[("user", "TOOLS\n\nx"), ("assistant", "y"), ("user", "z")]));
+        assert_eq!(said(&turns[1..2], false), pairs(&[("user", "TOOLS"), ("assistant", "y")]));
+        assert_eq!(said(&[("system", "s"), ("user", "x")], true), pairs(&[("system", "s\n\nTOOLS"), ("user", "x")]));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod schemas;
 mod signals;
 mod soak;
 mod strangers;
+mod templates;
 mod ui;
 mod web;
 mod words;
