@@ -91,7 +91,7 @@ impl Work {
         }
     }
 
-    /// The error for a child that something else ended: the system where memory ran out, or somebody's `kill`. `None` where its own work
+    /// The error for a child that something else ended: the system where memory ran out, or a `kill`. `None` where its own work
     /// ended it.
     pub fn ended_by_others(&self, status: ExitStatus) -> Option<Error> {
         // SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGXCPU, SIGXFSZ, SIGSYS.

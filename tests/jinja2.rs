@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Templates that still differ, each with what is behind it. None of it is seen in a published chat template.
 const DIFFERENT: [(&str, &str); 28] = [
-    // What Jinja2 refuses and minijinja's operators take: a model whose template does this has no working chat anywhere.
+    // Jinja2 refuses it and minijinja's operators take it: a model whose template does this has no working chat anywhere.
     ("{{ 1 in 'abc1' }}", "`in` takes any value"),
     ("{{ none in 'abc' }}", "`in` takes any value"),
     ("{{ [] in pairs }}", "`in` takes any value"),
@@ -35,7 +35,7 @@ const DIFFERENT: [(&str, &str); 28] = [
     ("{{ 'abc'.encode() }}", "there are no bytes"),
     ("{{ 'abc'.translate({97: 'x'}) }}", "there is no table of code points"),
     ("{{ 'abc'.maketrans('a', 'b') }}", "there is no table of code points"),
-    // What only web pages need.
+    // Only web pages need it.
     ("{{ 'see https://example.com/x?y=1 now'|urlize }}", "there is no filter `urlize`"),
     ("{{ lipsum is defined }}", "there is no function `lipsum`"),
     // Macros are minijinja's.
@@ -66,7 +66,7 @@ fn table() -> Table {
     Table { now: table["now"].as_i64().unwrap(), variables, rows }
 }
 
-/// What a template gives with the table's variables, as text or error.
+/// The text or the error of a template with the table's variables.
 fn rendered(table: &Table, template: &str) -> Result<String, String> {
     let text = |name: &str| table.variables[name].as_str().unwrap().to_owned();
     let input = Input {

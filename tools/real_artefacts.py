@@ -127,7 +127,7 @@ def templates():
 
 
 def theirs(env, template, variables):
-    """What jinja2 gives: ("text", text) or ("error", why)."""
+    """The answer of jinja2: ("text", text) or ("error", why)."""
     try:
         compiled = env.from_string(template)
         text = compiled.render(**{"tools": None, "documents": None, **SPECIAL, **OTHER, "add_generation_prompt": True, **variables})
@@ -138,7 +138,7 @@ def theirs(env, template, variables):
 
 
 def ours(program, template, variables, now):
-    """What the program's child process gives."""
+    """The answer of the program's child process."""
     extras = {name: value for name, value in variables.items() if name not in ("messages", "add_generation_prompt")}
     request = {"template": template, "messages": variables["messages"], **SPECIAL, "other_tokens": OTHER, "extras": extras,
                "add_generation_prompt": variables.get("add_generation_prompt", True), "now": now}
@@ -162,7 +162,7 @@ def parting(a, b, around=40):
 
 
 def explanation(template, conversation):
-    """Why a difference is as it is; None where nobody has said so."""
+    """The reason for a difference; None where it has none yet."""
     for name, which, why in EXPLAINED:
         if template.startswith(name) and which in ("*", conversation):
             return why

@@ -1,4 +1,4 @@
-//! What a model's chat template does with messages, found by rendering some once.
+//! How a model's chat template treats messages, found by rendering some once.
 
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
@@ -6,23 +6,23 @@ use serde_json::{Value, json};
 /// Words that no template has and none takes apart.
 const MARKS: [&str; 2] = ["Quxify7", "Zorbla9"];
 
-/// What a template does with messages.
+/// How a template treats messages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Habits {
     /// Whether the text of a system message is in the prompt.
     pub takes_system: bool,
-    /// What a template that is given several text parts of a message puts between them. For one that takes only whole texts it is a line
-    /// break, as in llama.cpp and vLLM.
+    /// The text that a template puts between several text parts of a message. A template that takes only whole texts gets a line break, as
+    /// in llama.cpp and vLLM.
     pub between_parts: String,
 }
 
 impl Habits {
-    /// Of a model without a template, which continues the texts of messages, joined by line breaks.
+    /// The habits without a template: the texts of messages are joined by line breaks.
     pub fn plain() -> Habits {
         Habits { takes_system: true, between_parts: "\n".into() }
     }
 
-    /// Of the template that `render` renders, given the messages.
+    /// The habits of the template that `render` renders, given the messages.
     ///
     /// # Errors
     /// [`Error::Memory`] if `render` has no memory for it; every other error of it says something of the template.

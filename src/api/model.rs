@@ -211,7 +211,7 @@ impl ServedModel {
         self.check_tokens("messages", tokens.map_err(refuse)?)
     }
 
-    /// What this model's template does with messages; it is found out when it is asked for first.
+    /// How this model's template treats messages; it is rendered for that when this is called first.
     ///
     /// # Errors
     /// 503 if the process that renders cannot be started.

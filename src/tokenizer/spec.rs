@@ -22,12 +22,12 @@ pub struct TokenizerSpec {
     pub add_eos: bool,
     /// Jinja source, unchecked; `None` if the file has none.
     pub chat_template: Option<String>,
-    /// What else chats need to know of special tokens.
+    /// Special tokens that only chats need.
     #[serde(default)]
     pub chat: ChatSpec,
 }
 
-/// What only chats need to know of special tokens.
+/// Special tokens that only chats need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatSpec {
     /// Whether a chat begins with BOS even if its template writes none: in GGUF files, as in llama.cpp. transformers leaves BOS to the

@@ -48,7 +48,7 @@ fn functions_can_be_called_where_the_template_takes_no_system_message() {
         let (without, _) = prompt(&daemon, user.clone(), json!({}));
         let (with, _) = prompt(&daemon, user, tools.clone());
         assert!(with > without + 100, "{with} tokens with a function, {without} without");
-        // What the client says itself is the template's to take or not.
+        // The template decides whether it takes a system message of the client's.
         let system = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]);
         let answer = daemon.post(CHAT, &json!({"messages": system, "max_tokens": 1}));
         assert_eq!(answer.status, if template.contains("raise") { 400 } else { 200 }, "{}", answer.text());

@@ -93,7 +93,7 @@ pub fn flag(value: Option<&Value>) -> bool {
     value.is_some_and(Value::is_true)
 }
 
-/// What Jinja2's text filters work on: any value as text.
+/// The text that Jinja2's text filters work on: that of any value.
 pub fn soft(what: &str, value: Option<Value>) -> Result<String, Error> {
     Ok(text(&needed(what, value)?))
 }

@@ -42,7 +42,7 @@ pub const METHODS: [&str; 17] = [
 /// Brackets within each other that are looked into, at most; minijinja takes no more than 150.
 const MAX_DEPTH: usize = 160;
 
-/// What is printed: several values are a tuple.
+/// A printed expression: several values are a tuple.
 pub fn printed(tokens: &[Token]) -> Option<String> {
     let (out, commas) = Reader::of(tokens, 0)?.whole()?;
     let tail = if tokens.is_empty() { "" } else { " " };

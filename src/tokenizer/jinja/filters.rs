@@ -39,7 +39,7 @@ fn folded(value: Value, case_sensitive: bool) -> Value {
     }
 }
 
-/// What items are compared by.
+/// The key that an item is compared by.
 fn key(value: &Value, path: Option<&Value>, case_sensitive: bool) -> Result<Value, Error> {
     let found = match path {
         Some(path) => attribute(value, path)?,
@@ -214,7 +214,7 @@ pub fn unique(args: &[Value]) -> Result<Value, Error> {
     Ok(Generator::of(kept))
 }
 
-/// What `map`, `select` and their like go through: as in Jinja2, nothing where there is anything false, be it None.
+/// The items that `map`, `select` and their like go through: as in Jinja2 none of a false value, even of None.
 fn filtered(args: &[Value]) -> Result<Vec<Value>, Error> {
     let value = needed("a filter", args.first().cloned())?;
     if value.is_true() { items(&value) } else { Ok(Vec::new()) }

@@ -23,7 +23,7 @@ const UNSAFE: [&str; 12] = [
     "__setitem__",
 ];
 
-/// What minijinja calls for a method that it does not know, which is every one, and for what expressions were rewritten into
+/// Calls a method: minijinja knows none itself. Slices and methods without a call were rewritten into methods, too
 /// ([`super::expression`]).
 ///
 /// # Errors

@@ -109,7 +109,7 @@ fn add_filters(env: &mut Environment, now: i64) {
         ("urlencode", text_filters::urlencode),
         ("xmlattr", text_filters::xmlattr),
         ("pprint", text_filters::pprint),
-        // What operators and loops were rewritten into.
+        // Operators and loops were rewritten into these.
         ("fold__", operators::fold),
         ("iterated__", |args| operators::iterated(args.first().cloned().unwrap_or_default())),
     ];

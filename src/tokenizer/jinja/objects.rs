@@ -54,7 +54,7 @@ impl Object for DictType {
 /// A method that is named and not called: `word.upper`.
 #[derive(Debug)]
 pub struct BoundMethod {
-    /// What it is a method of.
+    /// The value that it is a method of.
     pub of: Value,
     /// Its name.
     pub name: String,

@@ -222,7 +222,7 @@ fn small(n: i128) -> Value {
     i64::try_from(n).map_or_else(|_| Value::from(n), Value::from)
 }
 
-/// What `for` goes through.
+/// The value that `for` goes through.
 ///
 /// # Errors
 /// A value that is not iterable.

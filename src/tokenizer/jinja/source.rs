@@ -7,7 +7,7 @@
 use super::expression;
 use super::tokens::{Token, closing, tokens};
 
-/// The template as minijinja has to see it to read it as Jinja2 would. What is not understood stays as it is, and minijinja's compiler
+/// The template as minijinja has to see it to read it as Jinja2 would. A tag that is not understood stays as it is, and minijinja's compiler
 /// says what is wrong with it.
 pub fn rewritten(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
@@ -111,7 +111,7 @@ fn statement(tokens: &[Token]) -> Option<String> {
             let more = expression::rewritten(more)?;
             Some(format!("{}{} ({iterated})|iterated__{more} ", name.spaced(), expression::copied(targets)))
         }
-        // What is assigned to stays as it is.
+        // The targets of the assignment stay as they are.
         "set" => match outside(rest, |t| t.text == "=") {
             Some(at) => {
                 let (targets, value) = rest.split_at(at + 1);

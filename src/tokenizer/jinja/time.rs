@@ -29,7 +29,7 @@ struct Moment {
     second: i64,
 }
 
-/// What a directive gives: a text, or a number with the digits that it is filled up to and what with.
+/// The value of a directive: a text, or a number with its least digits and the character that fills it up to them.
 enum Field {
     Text(String),
     Number(i64, usize, char),

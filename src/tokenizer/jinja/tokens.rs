@@ -5,13 +5,13 @@
 pub struct Token<'a> {
     /// The white space before it.
     pub gap: &'a str,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Its text; of a string with its quotes.
     pub text: &'a str,
 }
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A name or keyword.

@@ -28,7 +28,7 @@ pub fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// What a filter such as `map` gives: its items once, no length, and always true.
+/// The result of a filter such as `map`: it gives its items once, has no length, and is always true.
 #[derive(Debug)]
 pub struct Generator(Mutex<std::vec::IntoIter<Value>>);
 
@@ -81,7 +81,7 @@ impl Object for Generator {
     }
 }
 
-/// What `dict.keys()` and its like give: iterable, with a length, and no sequence.
+/// The result of `dict.keys()` and its like: iterable, with a length, and no sequence.
 #[derive(Debug)]
 pub struct View {
     /// `dict_keys`, `dict_values` or `dict_items`.
@@ -175,7 +175,7 @@ impl Object for Range {
     }
 }
 
-/// What a mutex holds, even if a thread that held it has failed.
+/// The value in a mutex, even if a thread that held it has failed.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
