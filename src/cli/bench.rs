@@ -1,7 +1,7 @@
 mod form;
 
 use super::device_arg::DeviceArgs;
-use super::eval::tokens_of;
+use super::eval::{read_text, tokens_of};
 use super::model_arg::{EngineArgs, ModelArgs, Terminal};
 use super::progress::{Progress, Unit, stoppable};
 use super::sparsity_arg::SparsityArgs;
@@ -100,6 +100,7 @@ pub fn run(args: Args) -> Result<()> {
         device: args.device.options()?,
         ..args.engine.options(&args.model)
     };
+    args.text.as_deref().map(read_text).transpose()?;
     let Opened { mut engine, .. } = open(&engine, &Terminal)?;
     options.text = args.text.as_deref().map(|file| tokens_of(&engine.model, file)).transpose()?;
     args.trace.begin(&mut engine)?;

@@ -1,9 +1,11 @@
+use super::eval::read_texts;
 use super::model_arg::{EngineArgs, ModelArgs, Terminal};
 use super::progress::{Progress, Unit};
 use super::train_predictor::{Reading, TextArgs, permille, table, with_samples};
 use crate::error::{Error, Result};
 use crate::lab::outliers::{Comparison, Options, compare};
 use crate::lab::train;
+use crate::model::Model;
 use crate::open::artifacts::Kind;
 use crate::open::{Opened, SparsityOptions, open};
 use crate::predictor;
@@ -56,17 +58,12 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub fn run(args: Args) -> Result<()> {
+    read_texts(&args.texts.text)?;
     if args.outliers {
         return outliers(&args);
     }
-    let model = args.model.open_neurons("calibrate")?;
-    if !model.config.activation.is_sparse() {
-        return Err(Error::Usage(format!(
-            "the sign predictor predicts the sign of the gate, and {} lets negative ones through; train one instead: \
-             dynamicinfer train-predictor MODEL --text FILE",
-            model.config.activation
-        )));
-    }
+    let model = args.model.open_neurons("calibrate", &|outline| has_signs(outline))?;
+    has_signs(&model)?;
     // Nothing is random here.
     let (kind, limit) = (Kind::SignPredictor, args.tokens);
     let asked = args.texts.read(&model, Reading { kind, limit, default: TOKENS, sparsity: None, seed: 0 })?;
@@ -83,6 +80,18 @@ pub fn run(args: Args) -> Result<()> {
     }
     let alpha = |r: &train::Row| vec![r.alpha.map_or(String::new(), |a| format!("{a:.3}"))];
     super::print(&table(&summary, &["alpha"], alpha))
+}
+
+/// Refuses a model of which signs say nothing.
+fn has_signs(model: &Model) -> Result<()> {
+    let activation = model.config.activation;
+    if activation.is_sparse() {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "the sign predictor predicts the sign of the gate, and {activation} lets negative ones through; train one instead: \
+         dynamicinfer train-predictor MODEL --text FILE"
+    )))
 }
 
 /// Compares the ways to compute a prompt.

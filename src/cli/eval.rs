@@ -66,6 +66,8 @@ pub fn run(args: Args) -> Result<()> {
         device: args.device.options()?,
         ..args.engine.options(&args.model)
     };
+    let named = [&args.choices, &args.text, &args.token_ids];
+    named.into_iter().flatten().try_for_each(|path| read_text(path).map(|_| ()))?;
     let Opened { mut engine, context, .. } = open(&options, &Terminal)?;
     let (spec, store) = (engine.model.tokenizer(), engine.model.path().to_owned());
     if let Some(file) = &args.choices {
@@ -194,6 +196,11 @@ pub fn tokens_of(model: &Model, file: &Path) -> Result<Vec<u32>> {
         return Err(Error::Usage(format!("--text {}: there is nothing in it", printable(&file.to_string_lossy()))));
     }
     Ok(tokens)
+}
+
+/// Reads texts that the user named, before a model is packed for them.
+pub fn read_texts(paths: &[PathBuf]) -> Result<()> {
+    paths.iter().try_for_each(|path| read_text(path).map(|_| ()))
 }
 
 /// A text that the user named.

@@ -37,16 +37,17 @@ pub fn run(mut args: Args) -> Result<()> {
         return Err(Error::Usage(format!("--sequences {n}: take 1 to {MAX_COLUMNS} at once")));
     }
     let kv = args.engine.kv();
-    let model = args.model.options().open(&Terminal)?;
-    let limit = if model.positions.is_some() { model.config.context } else { usize::MAX };
-    args.n_prompt.retain(|n| (1..=limit).contains(n));
-    let options = EngineOptions {
+    let mut options = EngineOptions {
         context: Some(context(&args.n_prompt)),
         sequences: args.sequences.iter().copied().max().unwrap_or(1),
         sparsity: args.sparsity.options_or_dense(),
         device: args.device.options()?,
         ..args.engine.options(&args.model)
     };
+    let model = options.open_model(&Terminal)?;
+    let limit = if model.positions.is_some() { model.config.context } else { usize::MAX };
+    args.n_prompt.retain(|n| (1..=limit).contains(n));
+    options.context = Some(context(&args.n_prompt));
     let mut engine = open_model(model, &options, &Terminal)?.engine;
     let hashes = logits_hashes(&mut engine, &args.sequences, &args.n_prompt, kv)?;
     if args.json {

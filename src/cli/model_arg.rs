@@ -164,14 +164,31 @@ impl ModelArgs {
         ModelOptions { quant: self.quant, activation: self.activation, ..ModelOptions::new(&self.model) }
     }
 
-    /// Opens the model, packing it first if that was not done yet.
-    pub fn open(&self) -> Result<Model> {
-        self.options().open(&Terminal)
+    /// Opens the model, packing it first if that was not done yet and `check` has nothing against its outline.
+    pub fn open(&self, check: &dyn Fn(&Model) -> Result<()>) -> Result<Model> {
+        self.options().open_after(check, &Terminal)
+    }
+
+    /// Opens the model for a verb that only looks at what it does: a dense GGUF whose activation has no zeros is read in place.
+    pub fn open_to_observe(&self, check: &dyn Fn(&Model) -> Result<()>) -> Result<Model> {
+        let options = self.options();
+        match options.in_place()?.filter(|source| source.config.form.experts.is_none()) {
+            None => self.open(check),
+            Some(source) => {
+                let mut model = Model::in_place(source)?;
+                if let Some(cache) = crate::config::cache_dir() {
+                    model.keep_fingerprint(cache.join("fingerprints"));
+                }
+                check(&model)?;
+                model.check_numbers(false)?;
+                Ok(model)
+            }
+        }
     }
 
     /// As [`ModelArgs::open`], for `verb`, which is about single neurons: a mixture of experts is refused.
-    pub fn open_neurons(&self, verb: &str) -> Result<Model> {
-        let model = self.open()?;
+    pub fn open_neurons(&self, verb: &str, check: &dyn Fn(&Model) -> Result<()>) -> Result<Model> {
+        let model = self.open(check)?;
         if model.has_neurons() {
             return Ok(model);
         }
@@ -185,8 +202,8 @@ impl ModelArgs {
     }
 
     /// As [`ModelArgs::open`], for `verb`, which is about what neurons do, in dense models and inside experts.
-    pub fn open_active(&self, verb: &str) -> Result<Model> {
-        let model = self.open()?;
+    pub fn open_active(&self, verb: &str, check: &dyn Fn(&Model) -> Result<()>) -> Result<Model> {
+        let model = self.open(check)?;
         let activation = model.config.activation;
         match model.config.form.experts {
             Some(experts) if experts.routed() && activation.is_sparse() => Ok(model),
@@ -199,9 +216,14 @@ impl ModelArgs {
         }
     }
 
-    /// As [`ModelArgs::open`], in a form that a device can compute with.
-    pub fn open_for_device(&self) -> Result<Model> {
+    /// As [`ModelArgs::open`], by neuron and in types that a device can compute with.
+    pub fn open_neurons_for_device(&self) -> Result<Model> {
         ModelOptions { for_device: true, ..self.options() }.open(&Terminal)
+    }
+
+    /// As [`ModelArgs::open`], in the form in which a device computes all of it.
+    pub fn open_for_device(&self) -> Result<Model> {
+        self.options().open_for_device(&Terminal)
     }
 }
 

@@ -100,8 +100,15 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
         return Ok(Subject { config, quant, model: None, counts, tokens: 0, counted: counted.into(), active_share });
     }
     let model = args.model.clone().expect("clap asks for a model or a shape");
-    let model = ModelArgs { model, quant: args.quant, activation: args.activation }.open_for_device()?;
+    let of_neurons = matches!(args.predictor, PredictorArg::Mlp | PredictorArg::Sign);
+    let named = ModelArgs { model, quant: args.quant, activation: args.activation };
+    let model = if of_neurons { named.open_neurons_for_device()? } else { named.open_for_device()? };
+    let all_computed = model.config.form.experts.is_some_and(|experts| !experts.routed());
     let profile = match &args.profile {
+        Some(_) if all_computed => {
+            let why = "--profile: every token needs all of this model's clusters, so nothing is placed by a profile; leave it out";
+            return Err(Error::Usage(why.into()));
+        }
         Some(path) => Some((path.clone(), artifacts::profile_at(&model, path)?)),
         None => artifacts::profile(&model)?,
     };
@@ -125,6 +132,7 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
             let active: u64 = counts_of(false).iter().flatten().sum();
             (counts, counted, active as f64 / (profile.tokens().max(1) as f64 * (layers * ffn) as f64))
         }
+        None if all_computed => (vec![vec![1; ffn]; layers], "every token needs all clusters".into(), 1.0),
         None => {
             let what = if on_device {
                 cluster(&model.config)

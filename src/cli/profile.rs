@@ -1,3 +1,4 @@
+use super::eval::read_texts;
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::output;
 use super::profile_plots::plot;
@@ -69,7 +70,12 @@ Examples:
   dynamicinfer profile M --plot plots                        draws what is there";
 
 pub fn run(args: Args) -> Result<()> {
-    let model = args.model.open()?;
+    read_texts(&args.text)?;
+    let has_one = |outline: &Model| match args.text.is_empty() && args.output.is_none() {
+        true => artifacts::profile(outline)?.map(|_| ()).ok_or_else(|| has_none(&args.model.model)),
+        false => Ok(()),
+    };
+    let model = args.model.open_to_observe(&has_one)?;
     let experts = model.config.form.experts;
     if args.text.is_empty() {
         let found = match &args.output {
@@ -77,11 +83,7 @@ pub fn run(args: Args) -> Result<()> {
             None => artifacts::profile(&model)?,
         };
         let Some((path, profile)) = found else {
-            let name = args.model.model.display().to_string();
-            return Err(Error::Usage(format!(
-                "{0} has no profile yet; make one: dynamicinfer profile {0} --text FILE",
-                printable(&name)
-            )));
+            return Err(has_none(&args.model.model));
         };
         return show(&args, &path, &profile, experts);
     }
@@ -111,6 +113,13 @@ pub fn run(args: Args) -> Result<()> {
     let _ = std::fs::remove_file(partial(&target));
     eprintln!("{} written", target.display());
     show(&args, &target, &profile, experts)
+}
+
+/// That a model has no profile, and what makes one.
+fn has_none(model: &Path) -> Error {
+    let name = model.display().to_string();
+    let why = format!("{0} has no profile yet; make one: dynamicinfer profile {0} --text FILE", printable(&name));
+    Error::Usage(why)
 }
 
 /// Counts the texts that `old` does not have; `None` if it has them all.

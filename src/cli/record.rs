@@ -1,3 +1,4 @@
+use super::eval::read_texts;
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::output;
 use super::progress::{Progress, Unit};
@@ -126,8 +127,9 @@ pub fn run(args: Args) -> Result<()> {
         eprintln!("{} written", args.output.display());
         return Ok(());
     }
+    read_texts(&args.text)?;
     let model = args.model.clone().expect("clap asks for it");
-    let model = ModelArgs { model, quant: args.quant, activation: None }.open()?;
+    let model = ModelArgs { model, quant: args.quant, activation: None }.open(&|_| Ok(()))?;
     let window = args.context.unwrap_or(model.config.context.min(MAX_WINDOW));
     if window == 0 || args.max_tokens == Some(0) {
         return Err(Error::Usage("-c and --max-tokens: take at least one token".into()));

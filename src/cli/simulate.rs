@@ -254,7 +254,7 @@ fn given(args: &Args) -> Result<Report> {
         }
         (None, Some(model)) => {
             let model = ModelArgs { model: model.clone(), quant: args.quant.map(Into::into), activation: None }
-                .open_for_device()?;
+                .open_neurons_for_device()?;
             let real = Footprint::of_model(&model, CONTEXT, KvType::F16);
             (format!("{} {}", printable(&model.config.name), model.quant.name()), real)
         }

@@ -1,3 +1,4 @@
+use super::eval::read_texts;
 use super::model_arg::{EngineArgs, ModelArgs, check_context};
 use super::progress::{Progress, Unit, stoppable};
 use crate::engine::Engine;
@@ -262,7 +263,9 @@ pub fn permille(progress: &Progress, done: f64, all: usize) -> Result<()> {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let model = args.model.open_active("train-predictor")?;
+    read_texts(&args.texts.text)?;
+    let has_thresholds = |outline: &Model| activation_thresholds(outline, args.sparsity).map(|_| ());
+    let model = args.model.open_active("train-predictor", &has_thresholds)?;
     let reading = Reading {
         kind: Kind::MlpPredictor,
         limit: args.tokens,

@@ -45,6 +45,38 @@ impl Model {
         Ok(Model { quant, embed, head, positions, out_norm, layers, config, files, packed_from: None })
     }
 
+    /// What a published model says of itself before it is packed: its shape, its tokenizer, its fingerprint. It has no layers, so nothing can be
+    /// computed with it.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] where the embedding or the last norm is missing.
+    pub fn outline(source: Source) -> Result<Model> {
+        let config = source.config.clone().in_residual_units();
+        let embed = matrix(source.weight(Role::Embed, 0)?);
+        let head = if config.tied { embed } else { matrix(source.weight(Role::Head, 0)?) };
+        let out_norm = norm(&source, Role::OutNorm, 0)?;
+        let files = Files::Source(Box::new(source), Default::default());
+        Ok(Model {
+            quant: embed.quant,
+            embed,
+            head,
+            positions: None,
+            out_norm,
+            layers: Vec::new(),
+            config,
+            files,
+            packed_from: None,
+        })
+    }
+
+    /// The published files of a model that is read in place, or of an outline; `None` of a packed one.
+    pub fn into_source(self) -> Option<Source> {
+        match self.files {
+            Files::Store(_) => None,
+            Files::Source(source, _) => Some(*source),
+        }
+    }
+
     /// Checks that every number of a model that is read in place is finite: of quantised blocks, their scales. Reads the whole file, or all
     /// but the experts, which are most of it. Of a packed model, packing has checked it.
     ///

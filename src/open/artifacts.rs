@@ -78,11 +78,14 @@ owned!(predictor_file::Header, false, clusters());
 owned!(profile_file::Header, false, ffn);
 owned!(history_file::Header, true, ffn);
 
-/// The model's activation profile and its path; `None` if it has none.
+/// The model's activation profile and its path; `None` if it has none, and for clusters, all of which every token needs.
 ///
 /// # Errors
 /// [`Error::BadFile`] for a profile that is damaged or another model's.
 pub fn profile(model: &Model) -> Result<Option<(PathBuf, Profile)>> {
+    if model.config.form.experts.is_some_and(|experts| !experts.routed()) {
+        return Ok(None);
+    }
     match find(model, Kind::Profile, profile_file::open)? {
         Some(file) => Ok(Some((file.path().to_owned(), Profile::read(&file)?))),
         None => Ok(None),

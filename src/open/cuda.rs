@@ -52,6 +52,14 @@ pub fn is_there() -> Result<bool> {
     }
 }
 
+/// Checks whether there is a card that can be used, without taking memory of it.
+///
+/// # Errors
+/// The reason why there is none.
+pub fn look() -> Result<(), Unusable> {
+    Card::look()
+}
+
 /// Measures this machine's card.
 ///
 /// # Errors

@@ -1,5 +1,6 @@
 //! Opens the device that was asked for: plans what lies there, opens the device itself, places its first neurons, and starts the scheduler.
 
+use super::device_check::without_card;
 use super::place::{out_of_memory, place};
 use super::planned::{Exchange, computed_share, nothing_fits, placed_by_file};
 use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, artifacts, cuda, machine, sparsity};
@@ -8,8 +9,8 @@ use crate::clock::{self, Duration, Seldom};
 use crate::config;
 use crate::cpu::{MAX_COLUMNS, Prefill};
 use crate::device::{Device, Rates, Tiles, Timeline, Traced, VirtualDevice};
-use crate::engine::session::{CHUNK, CHUNKS};
-use crate::engine::split::parts::{MOST_PARTS, PartsSetting};
+use crate::engine::session::CHUNK;
+use crate::engine::split::parts::PartsSetting;
 use crate::engine::{Engine, Lookahead, pinned_bytes, predictor_bytes};
 use crate::error::{Error, Result};
 use crate::formats::history_file;
@@ -92,10 +93,10 @@ pub struct DeviceOptions {
     /// By what a card multiplies prompts; `None` takes tensor cores if they are faster in a trial and give the same bits there: for q8_0 and
     /// q4_0, and for f16 where inputs may be rounded.
     pub tiles: Option<Tiles>,
-    /// Tokens of a prompt that go through together, one of [`CHUNKS`]; `None` takes the plan's choice, and [`CHUNK`] with `deterministic`. With
+    /// Tokens of a prompt that go through together, one of [`CHUNKS`](crate::engine::session::CHUNKS); `None` takes the plan's choice, and [`CHUNK`] with `deterministic`. With
     /// `deterministic` and `live` no more than [`CHUNK`].
     pub chunk: Option<usize>,
-    /// Parts in which a chunk of a dense model's prompt goes, 1 to [`MOST_PARTS`]; `None` takes as many as take the least time by the machine's
+    /// Parts in which a chunk of a dense model's prompt goes, 1 to [`MOST_PARTS`](crate::engine::split::parts::MOST_PARTS); `None` takes as many as take the least time by the machine's
     /// rates.
     pub parts: Option<usize>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
@@ -207,7 +208,7 @@ impl Found {
             DeviceKind::Auto => Ok(match cuda::Card::open() {
                 Ok(found) => Some(card(found)),
                 Err(why) => {
-                    told.note(&format!("everything runs on the processor: {why}"));
+                    told.note(&without_card(why));
                     None
                 }
             }),
@@ -316,57 +317,12 @@ impl DeviceOptions {
         if !self.has_budget() {
             return Ok(exchange(self.chunk.unwrap_or(CHUNK), false));
         }
-        if self.history {
+        if self.history && self.schedules(engine) {
             artifacts::find(&engine.model, artifacts::history(&engine.model), history_file::open)?;
         }
         let lookahead = self.lookahead(engine, options, &Quiet)?;
         let plan = self.plan(engine, need, self.vram, self.on_device(&lookahead), told)?.plan;
         Ok(exchange(plan.chunk, plan.sequences > 0))
-    }
-
-    fn has_budget(&self) -> bool {
-        self.vram.is_some() || self.vram_share.is_some() || self.ffn_share.is_some()
-    }
-
-    /// Refuses options that are wrong on every machine.
-    fn check(&self, model: &Model) -> Result<()> {
-        let layers = model.config.layers;
-        check_device_can(model, "leave out the device")?;
-        if self.kind == DeviceKind::Virtual && self.graphs {
-            return Err(Error::Usage(
-                "--graphs on is about an NVIDIA card; take --device cuda, or leave it out".into(),
-            ));
-        }
-        if self.kind == DeviceKind::Virtual && self.tiles == Some(Tiles::TensorCores) {
-            return Err(Error::Usage(
-                "--tensor-cores on is about an NVIDIA card; take --device cuda, or leave it out".into(),
-            ));
-        }
-        if let Some(ahead) = self.lookahead.filter(|ahead| !(1..layers).contains(ahead)) {
-            return Err(Error::Usage(format!("--lookahead {ahead}: take 1 to {}", layers - 1)));
-        }
-        if let Some(chunk) = self.chunk.filter(|chunk| !CHUNKS.contains(chunk)) {
-            return Err(Error::Usage(format!("--prompt-chunk {chunk}: take one of {CHUNKS:?}")));
-        }
-        if let Some(parts) = self.parts.filter(|parts| !(1..=MOST_PARTS).contains(parts)) {
-            return Err(Error::Usage(format!("--prompt-parts {parts}: take 1 to {MOST_PARTS}")));
-        }
-        if let Some(chunk) = self.chunk.filter(|&chunk| chunk > CHUNK && self.deterministic && self.live) {
-            return Err(Error::Usage(format!(
-                "--prompt-chunk {chunk} and --deterministic: answers that do not depend on other clients have prompts in chunks of {CHUNK}, \
-                 so that none waits long for another; leave out one of the two"
-            )));
-        }
-        if let Some(share) = self.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
-            return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
-        }
-        if let Some(share) = self.vram_share.filter(|s| !(0.0..=1.0).contains(s) || self.vram.is_some()) {
-            return Err(Error::Usage(format!("vram_share {share}: take a share of 0 to 1, and no vram beside it")));
-        }
-        if self.kind == DeviceKind::Virtual && !self.has_budget() {
-            return Err(Error::Usage("--device virtual needs a budget: --vram 8GiB, or --ffn-share 0.5".into()));
-        }
-        Ok(())
     }
 
     /// Plans what lies where, with `vram` bytes on the device.
@@ -572,18 +528,4 @@ fn virtual_device(budget: u64, machine: &MachineProfile, fail_after: Option<u64>
     };
     let device = VirtualDevice::new(budget, rates);
     if let Some(kernels) = fail_after { device.failing_at(kernels + 1) } else { device }
-}
-
-/// Refuses a model that a device cannot compute with; of a mixture `instead` says what to do.
-///
-/// # Errors
-/// [`Error::Usage`].
-pub fn check_device_can(model: &Model, instead: &str) -> Result<()> {
-    let Some(why) = model.not_on_device() else { return Ok(()) };
-    let remedy = match model.config.form.experts {
-        Some(_) => instead,
-        None => "give --quant q8_0 (or pack it so) to use a device",
-    };
-    let types = model.types();
-    Err(Error::Usage(format!("a device cannot compute with this model: {why} (they are {types}); {remedy}")))
 }

@@ -9,6 +9,7 @@ pub mod cuda;
 #[path = "no_cuda.rs"]
 pub mod cuda;
 pub mod device;
+mod device_check;
 pub mod embedded;
 mod kernels;
 pub mod machine;
@@ -23,7 +24,8 @@ pub mod sparsity;
 pub mod stores;
 mod vram_budget;
 
-pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placement, check_device_can};
+pub use device::{DeviceKind, DeviceOptions, DeviceSession, LookaheadOn, Placement};
+pub use device_check::check_device_can;
 pub use model::{ModelOptions, check_context};
 pub use place::place;
 pub use ram::{RamOptions, layer_blocks, too_little};
@@ -42,6 +44,7 @@ use crate::model::{KvCache, KvType, Model};
 use crate::tokenizer::Tokenizer;
 use planned::Exchange;
 use ram::OnDisk;
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 /// Default context length, tokens, for models that have as many positions.
@@ -99,37 +102,51 @@ impl EngineOptions {
         }
     }
 
-    /// Opens the model in the form that the other options need: a dense GGUF is read in place unless neurons are to be left out or moved,
-    /// a mixture of experts always, everything else is packed first if that was not done yet, a dense GGUF that does not fit into memory in
-    /// clusters.
+    /// Opens the model in the form that the other options need. A dense GGUF of which every neuron is computed is read in place; one that does
+    /// not fit into memory, or of which a device computes a part, is packed in clusters, with its own types. A mixture of experts is always read
+    /// in place. Everything else is packed, if that was not done yet. Nothing is packed before it is known that the device and the predictor
+    /// that it would be packed for are there.
     ///
     /// # Errors
-    /// As [`ModelOptions::open`].
+    /// As [`ModelOptions::open`]; [`Error::Usage`] for a device or a predictor that is not there.
     pub fn open_model(&self, told: &dyn Listener) -> Result<Model> {
-        let mixture = self.model.is_mixture()?;
-        let in_place = self.sparsity.may_be_dense() && (self.device.is_none() || mixture);
-        match in_place.then(|| self.model.in_place()).transpose()?.flatten() {
-            Some(source) => {
-                let clusters = can_be_cut(&source);
-                let mut model = Model::in_place(source)?;
-                if clusters && ram::too_large(&model, self) {
-                    told.note(
-                        "not all of this model fits into memory: its FFNs are packed in clusters, so that a part of them can stay on disk",
-                    );
-                    return ModelOptions { quant: Some(Types::Clusters), ..self.model.clone() }.open(told);
-                }
-                if let Some(cache) = crate::config::cache_dir() {
-                    model.keep_fingerprint(cache.join("fingerprints"));
-                }
-                match ram::limit(&model, self, self.device.is_some()) {
-                    None if fits(&model) => model.check_numbers(false)?,
-                    None => {}
-                    Some(_) => model.check_numbers(true)?,
-                }
-                Ok(model)
-            }
-            None => ModelOptions { for_device: self.device.is_some(), ..self.model.clone() }.open(told),
+        let options = self.on_this_machine(&Quiet)?;
+        let has_device = options.device.is_some();
+        if !self.sparsity.may_be_dense() {
+            let model = ModelOptions { for_device: has_device, ..self.model.clone() };
+            return model.open_after(&|outline| self.sparsity.check_found(outline, has_device), told);
         }
+        let Some(source) = self.model.in_place()? else {
+            return ModelOptions { for_device: has_device, ..self.model.clone() }.open(told);
+        };
+        if has_device && source.config.form.experts.is_none() {
+            return self.model.open_for_device(told);
+        }
+        let clusters = can_be_cut(&source);
+        let mut model = Model::in_place(source)?;
+        if clusters && ram::too_large(&model, &options) {
+            told.note(
+                "not all of this model fits into memory: its FFNs are packed in clusters, so that a part of them can stay on disk",
+            );
+            return ModelOptions { quant: Some(Types::Clusters), ..self.model.clone() }.open(told);
+        }
+        if let Some(cache) = crate::config::cache_dir() {
+            model.keep_fingerprint(cache.join("fingerprints"));
+        }
+        match ram::limit(&model, &options, has_device) {
+            None if fits(&model) => model.check_numbers(false)?,
+            None => {}
+            Some(_) => model.check_numbers(true)?,
+        }
+        Ok(model)
+    }
+
+    /// These options on this machine: without a device where `auto` finds none, so that everything is as if none had been asked for.
+    fn on_this_machine(&self, told: &dyn Listener) -> Result<Cow<'_, EngineOptions>> {
+        Ok(match &self.device {
+            Some(device) if !device.is_there(told)? => Cow::Owned(EngineOptions { device: None, ..self.clone() }),
+            _ => Cow::Borrowed(self),
+        })
     }
 
     /// Tokens of a prompt and its answer together, with this model.
@@ -228,6 +245,7 @@ pub fn open(options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
 /// # Errors
 /// As [`open`].
 pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) -> Result<Opened> {
+    let options = &*options.on_this_machine(told)?;
     let limit = ram::limit(&model, options, options.device.is_some());
     let mut engine = processor(model, options.threads, options.isa)?;
     engine.kernels.prefill = options.prefill;
@@ -276,6 +294,7 @@ pub fn open_model(model: Model, options: &EngineOptions, told: &dyn Listener) ->
 /// # Errors
 /// As [`open`].
 pub fn check(options: &EngineOptions, told: &dyn Listener) -> Result<()> {
+    let options = &*options.on_this_machine(&Quiet)?;
     let mut engine = processor(options.open_model(told)?, options.threads, options.isa)?;
     Tokenizer::new(engine.model.tokenizer()?, engine.model.path())?;
     options.sparsity.apply(&mut engine, options.device.is_some(), told)?;

@@ -8,7 +8,7 @@ use crate::error::{Error, Result, human_bytes, printable};
 use crate::formats::neuron_store::{EXTENSION, NeuronStore, SourceFile};
 use crate::hub;
 use crate::lab::fit::{self, Doubt};
-use crate::lab::pack::{PackOptions, Types, pack, packed_bytes};
+use crate::lab::pack::{PackOptions, Types, can_be_cut_for_device, pack, packed_bytes};
 use crate::model::families::says_drelu;
 use crate::model::in_place::not_in_place;
 use crate::model::source::{Source, is_mixture, source_files};
@@ -88,6 +88,26 @@ impl ModelOptions {
     /// # Errors
     /// [`Error::Usage`] where there is no such model, [`Error::BadFile`] for files that are not a model, and the errors of packing.
     pub fn open(&self, told: &dyn Listener) -> Result<Model> {
+        self.open_after(&|_| Ok(()), told)
+    }
+
+    /// As [`ModelOptions::open`], in the form in which a device computes all of it: a dense GGUF whose activation has no zeros is packed in
+    /// clusters, with its own types, where it can be; anything else by neuron.
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`].
+    pub fn open_for_device(&self, told: &dyn Listener) -> Result<Model> {
+        let clusters = self.in_place()?.is_some_and(|source| can_be_cut_for_device(&source));
+        let quant = if clusters { Some(Types::Clusters) } else { self.quant };
+        ModelOptions { quant, for_device: true, ..self.clone() }.open(told)
+    }
+
+    /// As [`ModelOptions::open`]; a model that is to be packed is packed only if `check` has nothing against its outline
+    /// ([`Model::outline`]).
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`], and those of `check`.
+    pub fn open_after(&self, check: &dyn Fn(&Model) -> Result<()>, told: &dyn Listener) -> Result<Model> {
         let path = find(&self.path)?;
         if !path.is_dir() && NeuronStore::is_one(&path) {
             let model = Model::open(&path)?;
@@ -116,13 +136,24 @@ impl ModelOptions {
             self.check_mixture()?;
             return Model::in_place(source);
         }
+        let mut outline = Model::outline(source)?;
+        if let Some(cache) = crate::config::cache_dir() {
+            outline.keep_fingerprint(cache.join("fingerprints"));
+        }
+        check(&outline)?;
+        let source = outline.into_source().expect("it is the outline of one");
+        self.pack(&path, source, told)
+    }
+
+    /// Packs the model at `path` into the cache directory.
+    fn pack(&self, path: &Path, source: Source, told: &dyn Listener) -> Result<Model> {
         let natural = Types::natural(&source)?;
         let types = match self.quant {
             Some(types) => types,
             None if self.for_device => Types::for_device(&source)?,
             None => natural,
         };
-        let store = self.cached(&path, Some(types).filter(|&types| types != natural))?;
+        let store = self.cached(path, Some(types).filter(|&types| types != natural))?;
         let dir = store.parent().expect("the cache path has a directory");
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
         let bytes = packed_bytes(&source, types)?;
@@ -137,9 +168,9 @@ impl ModelOptions {
         if let Some(loss) = loss {
             told.note(&loss);
         }
-        Origin::write(&store, &path, source.files().to_vec());
+        Origin::write(&store, path, source.files().to_vec());
         check_activation(&store, told)?;
-        Ok(Model::open(&store)?.from_source(&path))
+        Ok(Model::open(&store)?.from_source(path))
     }
 
     /// The published model, if it can be read in place and nothing is gained by packing it: a GGUF of a dense model, of which no other

@@ -42,6 +42,14 @@ pub fn is_there() -> Result<bool> {
     Ok(false)
 }
 
+/// Finds no card.
+///
+/// # Errors
+/// Always [`Unusable`].
+pub fn look() -> Result<(), Unusable> {
+    Err(Unusable)
+}
+
 /// Measures no card.
 ///
 /// # Errors

@@ -103,19 +103,11 @@ impl SparsityOptions {
         if is_mixture {
             self.check_inside()?;
         }
-        if let Some(threshold) = self.threshold.filter(|t| !(0.0..=1.0).contains(t)) {
-            return Err(Error::Usage(format!("--threshold {threshold}: take a probability, 0 to 1")));
-        }
-        if let Some(share) = self.sparsity.filter(|s| !(0.0..1.0).contains(s)) {
-            return Err(Error::Usage(format!("--sparsity {share}: take a share, 0 to below 1")));
-        }
         let layers = engine.model.config.layers;
-        if self.ahead >= layers {
-            return Err(Error::Usage(format!("--ahead {}: the model has {layers} layers", self.ahead)));
-        }
+        self.check_numbers(layers)?;
         let kinds = self.kinds(layers)?;
         self.calibrate_first(engine, &kinds, told)?;
-        let mut found = Found::new(self, engine);
+        let mut found = Found::new(self, &engine.model);
         found.check_use(&kinds, with_device)?;
         let choices = (0..layers).map(|layer| found.choice(layer, kinds[layer])).collect::<Result<Vec<_>>>()?;
         found.warn(&kinds, told)?;
@@ -125,6 +117,37 @@ impl SparsityOptions {
             ))
         })?;
         engine.set_sparsity(sparsity);
+        Ok(())
+    }
+
+    /// Refuses what [`SparsityOptions::apply`] would refuse, as far as the outline of a model says it that is not packed yet.
+    ///
+    /// # Errors
+    /// As [`SparsityOptions::apply`].
+    pub(super) fn check_found(&self, outline: &Model, with_device: bool) -> Result<()> {
+        let layers = outline.config.layers;
+        self.check_numbers(layers)?;
+        let kinds = self.kinds(layers)?;
+        if !self.calibrate.is_empty() {
+            // What will be there once the packed model has been calibrated is not known yet.
+            return Ok(());
+        }
+        let mut found = Found::new(self, outline);
+        found.check_use(&kinds, with_device)?;
+        kinds.into_iter().try_for_each(|kind| found.check_there(kind))
+    }
+
+    /// Refuses numbers that are out of range.
+    fn check_numbers(&self, layers: usize) -> Result<()> {
+        if let Some(threshold) = self.threshold.filter(|t| !(0.0..=1.0).contains(t)) {
+            return Err(Error::Usage(format!("--threshold {threshold}: take a probability, 0 to 1")));
+        }
+        if let Some(share) = self.sparsity.filter(|s| !(0.0..1.0).contains(s)) {
+            return Err(Error::Usage(format!("--sparsity {share}: take a share, 0 to below 1")));
+        }
+        if self.ahead >= layers {
+            return Err(Error::Usage(format!("--ahead {}: the model has {layers} layers", self.ahead)));
+        }
         Ok(())
     }
 
@@ -186,7 +209,7 @@ impl SparsityOptions {
         if self.calibrate.is_empty() || !engine.model.config.activation.is_sparse() {
             return Ok(());
         }
-        let mut found = Found::new(self, engine);
+        let mut found = Found::new(self, &engine.model);
         let unsaid = kinds.contains(&None) && !found.has_mlp()?;
         if !(unsaid || kinds.contains(&Some(Kind::Sign))) || found.is_calibrated()? {
             return Ok(());
@@ -201,7 +224,7 @@ impl SparsityOptions {
 /// # Errors
 /// As [`one`].
 pub(super) fn ahead(engine: &Engine, options: &SparsityOptions) -> Result<Option<Arc<dyn Predictor>>> {
-    let mut found = Found::new(options, engine);
+    let mut found = Found::new(options, &engine.model);
     let chosen = options.predictor.0.iter().filter_map(|(kind, _)| *kind).find(|k| matches!(k, Kind::Sign | Kind::Mlp));
     let kind = match chosen {
         Some(kind) => kind,
@@ -228,7 +251,7 @@ pub(super) fn ahead(engine: &Engine, options: &SparsityOptions) -> Result<Option
 /// [`Error::Usage`] for a predictor that this model does not have, [`Error::BadFile`] for one that is damaged or another model's.
 pub fn one(engine: &Engine, kind: Option<Kind>, file: Option<PathBuf>) -> Result<(Arc<dyn Predictor>, Vec<f32>)> {
     let options = SparsityOptions { predictor_file: file, ..SparsityOptions::default() };
-    let mut found = Found::new(&options, engine);
+    let mut found = Found::new(&options, &engine.model);
     let kind = match kind {
         Some(kind) => kind,
         None => match found.best()? {
@@ -257,17 +280,19 @@ struct Ready {
 /// Predictors, each opened when the first layer asks for it.
 struct Found<'a> {
     options: &'a SparsityOptions,
-    engine: &'a Engine,
+    model: &'a Model,
     /// Whether there is an mlp file; `None` before it was looked for.
     file: Option<bool>,
+    /// Whether [`Found::check_there`] has found activation thresholds.
+    thresholds_are_there: bool,
     exact: Option<Ready>,
     sign: Option<Ready>,
     mlp: Option<Ready>,
 }
 
 impl<'a> Found<'a> {
-    fn new(options: &'a SparsityOptions, engine: &'a Engine) -> Found<'a> {
-        Found { options, engine, file: None, exact: None, sign: None, mlp: None }
+    fn new(options: &'a SparsityOptions, model: &'a Model) -> Found<'a> {
+        Found { options, model, file: None, thresholds_are_there: false, exact: None, sign: None, mlp: None }
     }
 
     fn choice(&mut self, layer: usize, kind: Option<Kind>) -> Result<Choice> {
@@ -308,7 +333,7 @@ impl<'a> Found<'a> {
 
     /// Whether predictors are for neurons inside experts.
     fn inside(&self) -> bool {
-        self.engine.model.config.neurons_inside()
+        self.model.config.neurons_inside()
     }
 
     /// Whether the signs are calibrated for this model.
@@ -333,7 +358,7 @@ impl<'a> Found<'a> {
                  perplexity by 2 % or more (the demo's: 1.8 %); --calibrate FILE does it now, and once",
             );
         }
-        if kinds.contains(&None) && self.unsaid()? == Kind::Dense && self.engine.model.config.activation.is_sparse() {
+        if kinds.contains(&None) && self.unsaid()? == Kind::Dense && self.model.config.activation.is_sparse() {
             told.note(
                 "note: this model has no predictor yet, so every neuron is computed; --calibrate FILE makes one in minutes, \
                  train-predictor MODEL --text FILE a better one",
@@ -344,7 +369,7 @@ impl<'a> Found<'a> {
 
     /// The best kind that this model can have, calibrated or not; that of the file, if the user named one.
     fn best(&mut self) -> Result<Kind> {
-        if !self.engine.model.config.activation.is_sparse() {
+        if !self.model.config.activation.is_sparse() {
             return Ok(Kind::Dense);
         }
         if let Some(kind) = self.kind_of_named()? {
@@ -366,7 +391,7 @@ impl<'a> Found<'a> {
         let kinds = kinds.iter().map(|kind| kind.map_or_else(|| self.unsaid(), Ok)).collect::<Result<Vec<Kind>>>()?;
         let refused = |why: String| Err(Error::Usage(why));
         if options.sparsity.is_some() {
-            let activation = self.engine.model.config.activation;
+            let activation = self.model.config.activation;
             if activation.is_sparse() {
                 return refused(format!(
                     "--sparsity is for silu and gelu models; of {activation} the zeros are left out"
@@ -388,7 +413,7 @@ impl<'a> Found<'a> {
         if !kinds.iter().any(predicts) {
             let given = [("--threshold", options.threshold.is_some()), ("--ahead", options.ahead > 0)];
             if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
-                let has_sign = self.engine.model.config.activation.is_sparse() && !self.inside();
+                let has_sign = self.model.config.activation.is_sparse() && !self.inside();
                 let sign = if has_sign { " or sign" } else { "" };
                 return refused(format!("{name}: nothing is predicted here; add --predictor mlp{sign}"));
             }
@@ -417,7 +442,7 @@ impl<'a> Found<'a> {
         if self.exact.is_none() {
             let activation_thresholds = self.activation_thresholds()?;
             self.exact = Some(Ready {
-                predictor: Arc::new(Exact::new(&self.engine.model, &activation_thresholds)),
+                predictor: Arc::new(Exact::new(self.model, &activation_thresholds)),
                 activation_thresholds,
             });
         }
@@ -426,7 +451,7 @@ impl<'a> Found<'a> {
 
     /// Activation thresholds of the layers, `[layers]`: zero for ReLU, else from the profile.
     fn activation_thresholds(&self) -> Result<Vec<f32>> {
-        let model = &self.engine.model;
+        let model = self.model;
         if model.config.activation.is_sparse() {
             return Ok(vec![0.0; model.config.layers]);
         }
@@ -451,15 +476,44 @@ impl<'a> Found<'a> {
         (0..model.config.layers).map(activation_threshold).collect()
     }
 
+    /// Checks that a layer of this kind has what it works with: a profile, a file, an activation with zeros.
+    fn check_there(&mut self, kind: Option<Kind>) -> Result<()> {
+        match kind.map_or_else(|| self.unsaid(), Ok)? {
+            Kind::Dense | Kind::Router => Ok(()),
+            Kind::Exact if self.thresholds_are_there => Ok(()),
+            Kind::Exact => {
+                self.activation_thresholds()?;
+                self.thresholds_are_there = true;
+                Ok(())
+            }
+            Kind::Sign => self.check_sign(),
+            Kind::Mlp => self.mlp_file().map(|_| ()),
+        }
+    }
+
+    fn check_sign(&self) -> Result<()> {
+        match self.model.config.activation {
+            activation if activation.is_sparse() => Ok(()),
+            activation => Err(Error::Usage(format!(
+                "--predictor sign: it predicts the sign of the gate, and {activation} lets negative ones through; take exact or mlp"
+            ))),
+        }
+    }
+
+    fn mlp_file(&self) -> Result<PredictorFile> {
+        self.open(File::MlpPredictor)?.ok_or_else(|| {
+            Error::Usage(
+                "--predictor mlp: there is none for this model yet; make one: dynamicinfer train-predictor MODEL \
+                 --text FILE"
+                    .into(),
+            )
+        })
+    }
+
     fn sign(&mut self) -> Result<Ready> {
         if self.sign.is_none() {
-            let model = &self.engine.model;
-            if !model.config.activation.is_sparse() {
-                return Err(Error::Usage(format!(
-                    "--predictor sign: it predicts the sign of the gate, and {} lets negative ones through; take exact or mlp",
-                    model.config.activation
-                )));
-            }
+            let model = self.model;
+            self.check_sign()?;
             let predictor = match self.open(File::SignPredictor)? {
                 Some(file) => predictor::open(file.path(), model)?,
                 None => Arc::new(Sign::uncalibrated(model)),
@@ -471,16 +525,9 @@ impl<'a> Found<'a> {
 
     fn mlp(&mut self) -> Result<Ready> {
         if self.mlp.is_none() {
-            let model = &self.engine.model;
-            let file = self.open(File::MlpPredictor)?.ok_or_else(|| {
-                Error::Usage(
-                    "--predictor mlp: there is none for this model yet; make one: dynamicinfer train-predictor MODEL \
-                     --text FILE"
-                        .into(),
-                )
-            })?;
+            let file = self.mlp_file()?;
             self.mlp = Some(Ready {
-                predictor: predictor::open(file.path(), model)?,
+                predictor: predictor::open(file.path(), self.model)?,
                 activation_thresholds: file.header.activation_thresholds.clone(),
             });
         }
@@ -492,10 +539,10 @@ impl<'a> Found<'a> {
         if let Some(path) = &self.options.predictor_file {
             let file = predictor_file::open(path)?;
             if kind.file_name().starts_with(&file.header.kind) {
-                artifacts::check_owner(&file, &self.engine.model)?;
+                artifacts::check_owner(&file, self.model)?;
                 return Ok(Some(file));
             }
         }
-        artifacts::find(&self.engine.model, kind, predictor_file::open)
+        artifacts::find(self.model, kind, predictor_file::open)
     }
 }

@@ -106,12 +106,17 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-impl Card {
-    /// Opens the first card.
-    ///
-    /// # Errors
-    /// If there is none that can be used.
-    pub fn open() -> Result<Card, Unusable> {
+/// The first card that the driver shows, without a context.
+struct First {
+    driver: Driver,
+    number: c_int,
+    name: String,
+    arch: u32,
+    driver_version: u32,
+}
+
+impl First {
+    fn find() -> Result<First, Unusable> {
         if !driver::is_present() {
             return Err(Unusable::NoDriver);
         }
@@ -142,6 +147,25 @@ impl Card {
         if arch < OLDEST_CARD {
             return Err(Unusable::OldCard { name, arch });
         }
+        Ok(First { driver, number, name, arch, driver_version })
+    }
+}
+
+impl Card {
+    /// Checks whether there is a card that can be used, as far as the driver says it without giving out memory of it.
+    ///
+    /// # Errors
+    /// As [`Card::open`].
+    pub fn look() -> Result<(), Unusable> {
+        First::find().map(|_| ())
+    }
+
+    /// Opens the first card.
+    ///
+    /// # Errors
+    /// If there is none that can be used.
+    pub fn open() -> Result<Card, Unusable> {
+        let First { driver, number, name, arch, driver_version } = First::find()?;
         let read_only = Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
         // A driver that does not know the property does not have it.
         let pins_read_only = driver.attribute(number, read_only).is_ok_and(|v| v != 0);

@@ -51,6 +51,13 @@ pub fn can_be_cut(source: &Source) -> bool {
     source.config.form.experts.is_none() && config(source).is_ok()
 }
 
+/// Whether they can be, and a device can compute with the clusters' types: gate and up of each layer take inputs of one form.
+pub fn can_be_cut_for_device(source: &Source) -> bool {
+    let input = |role, layer| source.weight(role, layer).ok().map(|view| Quant::of_source(view.info.dtype).input());
+    let alike = |layer| input(Role::Gate, layer) == input(Role::Up, layer);
+    can_be_cut(source) && source.config.hidden.is_multiple_of(8) && (0..source.config.layers).all(alike)
+}
+
 /// Neurons of a cluster: the same for all layers, and whole blocks of each layer's `down`.
 fn neurons(source: &Source) -> Result<usize> {
     let c = &source.config;

@@ -18,7 +18,7 @@ use bytemuck::TransparentWrapper;
 use rayon::prelude::*;
 use std::path::Path;
 
-pub use clusters::can_be_cut;
+pub use clusters::{can_be_cut, can_be_cut_for_device};
 pub use types::{DOWN, Types, layout};
 
 mod clusters;
