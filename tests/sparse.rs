@@ -227,3 +227,67 @@ fn a_mixed_choice_names_its_layers() {
     engine.set_sparsity(sparsity);
     assert!(error(&logits(&mut engine, &PASSES), &dense) < 1e-5);
 }
+
+/// Keeps |act(gate)| of one layer.
+struct Magnitudes {
+    layer: usize,
+    activation: dynamicinfer::model::Activation,
+    all: Vec<f32>,
+}
+
+impl Observer for Magnitudes {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        if seen.layer == self.layer {
+            self.all.extend(seen.gates.iter().map(|&gate| self.activation.apply(gate).abs()));
+        }
+    }
+}
+
+/// Thresholds that leave out about half of each layer, in the middle of the widest gaps there: no rounding decides.
+fn halves(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
+    let c = engine.model.config.clone();
+    let mut thresholds = vec![0.0; c.layers];
+    for layer in 0..c.layers {
+        let choices = thresholds.iter().map(|&activation_threshold| Choice::Exact { activation_threshold }).collect();
+        engine.set_sparsity(Sparsity::new(choices, 0).unwrap());
+        let mut seen = Magnitudes { layer, activation: c.activation, all: Vec::new() };
+        let mut kv = KvCache::new(&c, tokens.len(), KvType::F32).unwrap();
+        for token in tokens {
+            engine.forward_observed(&mut kv, &[*token], Logits::Last, &mut seen);
+        }
+        seen.all.sort_by(f32::total_cmp);
+        let middle = &seen.all[seen.all.len() * 2 / 5..seen.all.len() * 3 / 5];
+        let widest = middle.windows(2).max_by(|a, b| (a[1] - a[0]).total_cmp(&(b[1] - b[0]))).unwrap();
+        thresholds[layer] = (widest[0] + widest[1]) / 2.0;
+    }
+    thresholds
+}
+
+/// Only where it is asked for: prompts stay dense. What is computed and counted is the same whether somebody looks on or not.
+#[test]
+fn gates_leave_out_the_same_of_a_chunk_as_of_a_token() {
+    let ids = tokens(40);
+    for name in ["llama", "mistral", "qwen3"] {
+        let mut engine = engine(name, 2);
+        let thresholds = halves(&mut engine, &ids);
+        let choices =
+            || thresholds.iter().map(|&activation_threshold| Choice::Exact { activation_threshold }).collect();
+        engine.set_sparsity(Sparsity::new(choices(), 0).unwrap());
+        let one_by_one = logits(&mut engine, &[1; 40]);
+        let dense = logits(&mut engine, &[40]);
+        let mut sparsity = Sparsity::new(choices(), 0).unwrap();
+        assert!(sparsity.set_gates_chunks(true));
+        engine.set_sparsity(sparsity);
+        let chunk = logits(&mut engine, &[40]);
+        assert!(error(&chunk, &one_by_one) < 1e-4, "{name}: {}", error(&chunk, &one_by_one));
+        assert!(error(&chunk, &dense) > 1e-3, "{name} left nothing out");
+        let mut audit = Audit::of(&engine);
+        let mut kv = KvCache::new(&engine.model.config, ids.len(), KvType::F32).unwrap();
+        let observed = engine.forward_observed(&mut kv, &ids, Logits::All, &mut audit).to_vec();
+        assert_eq!(observed, chunk, "{name}");
+        let (all, _) = audit.shares();
+        assert_eq!((all.computed_share, all.recall), (all.active_share, 1.0), "{name}");
+        assert!((0.35..0.65).contains(&all.active_share), "{name}: {}", all.active_share);
+    }
+    assert!(!Sparsity::dense(2).set_gates_chunks(true));
+}

@@ -9,7 +9,7 @@
 
 use super::batch::Buffers;
 use super::ffn::CachedFfn;
-use super::probe::Probe;
+use super::probe::{Probe, WillCompute};
 use super::sparsity::{Sparsity, Wanted};
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::model::{KvCache, Model};
@@ -103,12 +103,12 @@ impl Pass<'_, '_> {
     }
 
     /// Shows the true activations of layer `l` to the observer ([`Probe::show`]).
-    pub fn show(&mut self, l: usize, listed: bool) {
+    pub fn show(&mut self, l: usize, will_compute: WillCompute) {
         let cached = self.cached.as_deref_mut();
-        self.probe.show(self.model, self.pool, self.kernels, cached, self.buffers, l, listed);
+        self.probe.show(self.model, self.pool, self.kernels, cached, self.buffers, l, will_compute);
     }
 
-    /// Whether this is a chunk of a prompt: more tokens than sparse kernels take, so every FFN is dense.
+    /// Whether this is a chunk of a prompt: more tokens than sparse kernels take, so every weight of an FFN is read.
     pub fn is_chunk(&self) -> bool {
         self.n() > MAX_COLUMNS
     }

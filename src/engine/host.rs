@@ -7,6 +7,7 @@ use super::ffn::{self, CachedTools, Chosen, Neurons, Scorer, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
 use super::inputs::Input;
 use super::observer::SeenAttention;
+use super::probe::WillCompute;
 use super::report::Report;
 use super::sparsity::{Scored, Wanted};
 use super::split::Split;
@@ -101,8 +102,12 @@ impl Executor for Host<'_> {
             return Wanted::Experts;
         }
         // An embedding is not to depend on how many of its tokens go together.
-        if pass.is_chunk() || self.embeds {
+        if self.embeds {
             return Wanted::All;
+        }
+        if pass.is_chunk() {
+            let gated = pass.sparsity.gates_chunks() && pass.cached.is_none();
+            return if gated { pass.sparsity.wanted(l) } else { Wanted::All };
         }
         let n = pass.n();
         let Pass { model, pool, kernels, buffers: b, sparsity, cached, .. } = pass;
@@ -118,9 +123,12 @@ impl Executor for Host<'_> {
         if let FfnWeights::Experts(weights) = &pass.model.layers[l].ffn {
             return add_experts(pass, l, weights);
         }
-        let listed = ffn_input(pass, l, wanted);
-        pass.show(l, listed);
+        let will_compute = ffn_input(pass, l, wanted);
+        pass.show(l, will_compute);
         let n = pass.n();
+        if will_compute == WillCompute::Active {
+            return add_active(pass, l);
+        }
         let Pass { model, pool, kernels, buffers: b, sparsity, cached, probe, .. } = pass;
         let (c, layer, activation_threshold) = (&model.config, &model.layers[l], sparsity.activation_threshold(l));
         if c.layer(l).norms.parallel() {
@@ -140,7 +148,7 @@ impl Executor for Host<'_> {
             }
             None => ffn::ffn(pool, kernels, c, layer, columns, work, activation_threshold, tiles, scratch, x),
         };
-        let selection = listed.then(|| &predicted.selections[l]);
+        let selection = (will_compute == WillCompute::Selection).then(|| &predicted.selections[l]);
         probe.report.add_layer((l, layer), c, n, wanted, selection, read);
         if n > MAX_COLUMNS
             && !self.embeds
@@ -269,9 +277,30 @@ fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
     probe.show_inside(b, l, c.ffn_kind, predicted);
 }
 
-/// Normalises the residual into `buffers.normed` and `columns`, and computes all gates if the layer asks for them. Returns whether the
-/// layer's selection lists what will be computed; for gates it does so only with an observer, because the FFN makes its own list.
-fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> bool {
+/// Adds what the active neurons of layer `l` make of a chunk: activations of all neurons, those that are not above the activation threshold
+/// as zeros, then `down`.
+fn add_active(pass: &mut Pass<'_, '_>, l: usize) {
+    let n = pass.n();
+    let Pass { model, pool, kernels, buffers: b, sparsity, probe, .. } = pass;
+    let (c, layer) = (&model.config, &model.layers[l]);
+    if c.layer(l).norms.parallel() {
+        add_attention(b, layer);
+    }
+    let Buffers { tiles, ffn: scratch, x, columns, true_gates, activations, .. } = &mut **b;
+    // An observer has had them computed.
+    if probe.observer.is_none() {
+        true_gates.resize(n * c.ffn, 0.0);
+        activations.resize(n * c.ffn, 0.0);
+        ffn::activations(pool, kernels, c, layer, columns, true_gates, activations);
+    }
+    let least = sparsity.activation_threshold(l);
+    let read = ffn::active(pool, kernels, c, layer, (true_gates, least), activations, tiles, scratch, x);
+    probe.report.add_layer((l, layer), c, n, Wanted::Gates, None, read);
+}
+
+/// Normalises the residual into `buffers.normed` and `columns`, and computes all gates if the layer asks for them. Returns what will be
+/// computed; the layer's selection lists it for gates only with an observer, because the FFN makes its own list.
+fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> WillCompute {
     let Pass { model, pool, kernels, buffers: b, sparsity, cached, probe, .. } = pass;
     let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
     let h = c.hidden;
@@ -286,8 +315,11 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> bool {
     } else {
         b.columns.set_many(pool, kernels, &b.normed, n, quants);
     }
-    if wanted != Wanted::Gates {
-        return wanted == Wanted::Selected;
+    match wanted {
+        Wanted::Gates if n > MAX_COLUMNS => return WillCompute::Active,
+        Wanted::Gates => {}
+        Wanted::Selected => return WillCompute::Selection,
+        Wanted::All | Wanted::Experts => return WillCompute::All,
     }
     b.gates.resize(n * c.ffn, 0.0);
     match cached {
@@ -298,11 +330,11 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> bool {
         None => gates(pool, kernels, c, layer, &b.columns, &mut b.gates),
     }
     if probe.observer.is_none() {
-        return false;
+        return WillCompute::All;
     }
     b.predicted.selections.resize_with(c.layers, Selection::default);
     b.predicted.selections[l].fired(c, &b.gates, n, sparsity.activation_threshold(l));
-    true
+    WillCompute::Selection
 }
 
 /// Calls `f(token, its part of out)` for each of n tokens, over the pool if there are many.

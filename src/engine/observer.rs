@@ -104,8 +104,10 @@ pub struct Seen<'a> {
     pub gates: &'a [f32],
     /// True activations act(gate) * up of every neuron, `[n, ffn]`.
     pub activations: &'a [f32],
-    /// Which neurons are computed; `None` for all.
+    /// Which neurons are computed; `None` for all, or as `only_active` says.
     pub selection: Option<&'a Selection>,
+    /// Of all neurons those are computed for a token that are active for it.
+    pub only_active: bool,
 }
 
 /// A live audit: in every so many decoding passes the true activations are computed and compared with the prediction.

@@ -21,14 +21,24 @@ pub(super) struct Probe<'a, 'o> {
     pub observer: Option<&'a mut (dyn Observer + 'o)>,
 }
 
+/// What of a layer is computed after it was shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WillCompute {
+    /// All neurons.
+    All,
+    /// Those of the layer's selection.
+    Selection,
+    /// For each token of a chunk those that are active.
+    Active,
+}
+
 impl Probe<'_, '_> {
     /// Adds the time since the last lap to `stage`.
     pub fn lap(&mut self, stage: Stage) {
         self.report.add_ns(stage, clock::lap(&mut self.lap));
     }
 
-    /// Computes the true activations of layer `l` for the observer, from its residual and FFN input in `b`. `listed`: the layer's selection
-    /// is what will be computed; if false, all neurons are.
+    /// Computes the true activations of layer `l` for the observer, from its residual and FFN input in `b`, and says what `will_compute`.
     #[allow(clippy::too_many_arguments)]
     pub fn show(
         &mut self,
@@ -38,7 +48,7 @@ impl Probe<'_, '_> {
         cached: Option<&mut CachedFfn>,
         b: &mut Buffers,
         l: usize,
-        listed: bool,
+        will_compute: WillCompute,
     ) {
         let Some(observer) = &mut self.observer else { return };
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
@@ -52,9 +62,10 @@ impl Probe<'_, '_> {
             }
             None => ffn::activations(pool, kernels, c, layer, &b.columns, gates, activations),
         }
-        let selection = listed.then(|| &b.predicted.selections[l]);
+        let selection = (will_compute == WillCompute::Selection).then(|| &b.predicted.selections[l]);
+        let only_active = will_compute == WillCompute::Active;
         let (first, residual, input) = (b.positions[0].position, &b.x, &b.normed);
-        observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection });
+        observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection, only_active });
     }
 
     /// Shows the observer which experts were chosen in layer `l`: a cluster of a mixture is an expert, its gate the router's product and
@@ -65,7 +76,17 @@ impl Probe<'_, '_> {
         b.routes.weights(experts, &mut b.activations);
         let (residual, input, gates, activations) =
             (&b.x[..], &b.normed[..], &b.routes.products[..], &b.activations[..]);
-        observer.layer(&Seen { layer: l, first, n, residual, input, gates, activations, selection: None });
+        observer.layer(&Seen {
+            layer: l,
+            first,
+            n,
+            residual,
+            input,
+            gates,
+            activations,
+            selection: None,
+            only_active: false,
+        });
         b.experts.shows = observer.looks_inside();
     }
 

@@ -47,6 +47,7 @@ enum Rule {
 pub struct Sparsity {
     rules: Vec<Rule>,
     activation_thresholds: Vec<f32>,
+    gates_chunks: bool,
 }
 
 /// Which neurons of a layer its FFN computes, in one pass.
@@ -106,7 +107,11 @@ pub struct Scored {
 impl Sparsity {
     /// Every neuron of every layer.
     pub fn dense(layers: usize) -> Sparsity {
-        Sparsity { rules: (0..layers).map(|_| Rule::Dense).collect(), activation_thresholds: vec![0.0; layers] }
+        Sparsity {
+            rules: (0..layers).map(|_| Rule::Dense).collect(),
+            activation_thresholds: vec![0.0; layers],
+            gates_chunks: false,
+        }
     }
 
     /// Layer l is predicted from the residual `ahead` layers before it; the first `ahead` layers from their own, because there is none
@@ -133,7 +138,20 @@ impl Sparsity {
             rules.push(rule);
             activation_thresholds.push(activation_threshold);
         }
-        Ok(Sparsity { rules, activation_thresholds })
+        Ok(Sparsity { rules, activation_thresholds, gates_chunks: false })
+    }
+
+    /// Whether passes of more than [`crate::cpu::MAX_COLUMNS`] tokens leave out what exact gates leave out of shorter ones.
+    pub fn gates_chunks(&self) -> bool {
+        self.gates_chunks
+    }
+
+    /// Sets [`Sparsity::gates_chunks`], where no layer is predicted; returns whether it is set. It is for measuring: all weights are read, and
+    /// what is left out is left out of the sums.
+    pub fn set_gates_chunks(&mut self, yes: bool) -> bool {
+        let gates = self.rules.iter().all(|rule| matches!(rule, Rule::Dense | Rule::Exact));
+        self.gates_chunks = yes && gates && !self.is_dense();
+        self.gates_chunks
     }
 
     /// Whether every layer computes every neuron.

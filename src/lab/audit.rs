@@ -94,7 +94,8 @@ impl Observer for Audit {
         match seen.selection {
             None => {
                 // Of a mixture only those experts are computed that the router has chosen.
-                tally.computed += if self.config.form.experts.is_some() { actives } else { all as u64 };
+                let some = seen.only_active || self.config.form.experts.is_some();
+                tally.computed += if some { actives } else { all as u64 };
                 tally.hit += actives;
             }
             Some(selection) => {

@@ -16,12 +16,23 @@ const CHUNK: usize = 128;
 
 /// Tokens per forward pass: one with a device, else as many as the FFNs take at a time.
 fn chunk(engine: &Engine) -> usize {
-    match (&engine.split, engine.sparsity().is_dense()) {
+    match (&engine.split, engine.sparsity()) {
         // Token by token, as in decoding: only so do neurons move and thresholds get balanced.
         (Some(_), _) => 1,
-        (None, true) => CHUNK,
-        (None, false) => MAX_COLUMNS,
+        (None, sparsity) if sparsity.is_dense() || sparsity.gates_chunks() => CHUNK,
+        (None, _) => MAX_COLUMNS,
     }
+}
+
+/// Whether exact gates are applied to chunks of a prompt from now on: they leave out the same of many tokens as of one.
+fn gate_chunks(engine: &mut Engine, yes: bool) {
+    if engine.split.is_some() || engine.cached.is_some() {
+        return;
+    }
+    let layers = engine.model.config.layers;
+    let mut sparsity = engine.set_sparsity(Sparsity::dense(layers));
+    sparsity.set_gates_chunks(yes);
+    engine.set_sparsity(sparsity);
 }
 
 /// How likely a model finds a text: the result of [`likelihood`].
@@ -82,6 +93,21 @@ pub struct Windows {
 /// out; [`Error::Memory`] where keys and values do not fit; [`Error::Io`] where logits cannot be written; [`Error::Interrupted`] after
 /// Ctrl-C.
 pub fn likelihood(
+    engine: &mut Engine,
+    tokens: &[u32],
+    tokenizer: Option<&Tokenizer>,
+    windows: Windows,
+    logits_out: Option<&mut LogitsFile>,
+    step: impl FnMut(usize, usize),
+) -> Result<Likelihood> {
+    gate_chunks(engine, true);
+    let scored = scored(engine, tokens, tokenizer, windows, logits_out, step);
+    gate_chunks(engine, false);
+    scored
+}
+
+/// [`likelihood`], with the chunks that the engine's sparsity takes.
+fn scored(
     engine: &mut Engine,
     tokens: &[u32],
     tokenizer: Option<&Tokenizer>,

@@ -97,6 +97,9 @@ pub struct NeuronBlocks {
 unsafe impl Send for NeuronBlocks {}
 unsafe impl Sync for NeuronBlocks {}
 
+/// So many bytes ahead, or as many as whole blocks make of it, rows are prefetched that are read without the rest of their blocks.
+const APART_AHEAD: usize = 8192;
+
 impl NeuronBlocks {
     /// `count` blocks whose first byte is that of `bytes`.
     ///
@@ -138,6 +141,13 @@ impl NeuronBlocks {
     pub fn part_rows(&self, part: BlockPart, neuron: usize) -> Rows {
         let first = self.ptr(neuron).wrapping_add(part.offset);
         Rows { first, stride: self.layout.bytes(), ahead: part.quant.ahead(part.bytes) }
+    }
+
+    /// As [`NeuronBlocks::part_rows`], for reading nothing but them: what is prefetched is a later row, and not what lies between.
+    #[inline]
+    pub fn rows_apart(&self, part: BlockPart, neuron: usize) -> Rows {
+        let stride = self.layout.bytes();
+        Rows { ahead: stride * APART_AHEAD.div_ceil(stride), ..self.part_rows(part, neuron) }
     }
 
     /// What of a neuron's block is multiplied with the input, gate and up or up alone, where both have the same type.

@@ -38,7 +38,7 @@ pub fn gates_of(
     pool.run(neurons.len().div_ceil(TILE_NEURONS), |_, task| {
         let first = neurons.start + task * TILE_NEURONS;
         let range = first..neurons.end.min(first + TILE_NEURONS);
-        let rows = layer.neurons().part_rows(part, range.start);
+        let rows = layer.neurons().rows_apart(part, range.start);
         // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of `gates`,
         // which is [n, ffn].
         unsafe { kernels.products(part.quant, rows, range.len(), x, gates.start().add(range.start), config.ffn) };

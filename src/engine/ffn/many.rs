@@ -1,9 +1,10 @@
 //! The dense FFN over many columns, of a prompt's chunk: products of gate and up, then down as a matrix product.
 
-use super::{Neurons, add_down_bias, whole};
+use super::{Counts, FfnBuffers, Neurons, add_down_bias, rows_of, whole};
 use crate::cpu::floats::Room;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ManyForm, ThreadPool};
+use crate::engine::inputs::Input;
 use crate::formats::rows::{PACK, Quant};
 use crate::model::block::BlockPart;
 use crate::model::config::{Ffn, ModelConfig};
@@ -11,6 +12,7 @@ use crate::model::ffn_weights::FfnWeights;
 use crate::model::weights::Layer;
 use crate::ops::gates::TILE_NEURONS;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Columns of `down` that a thread multiplies at a time, over tiles of neurons.
 const TILE_HIDDEN: usize = 512;
@@ -113,6 +115,37 @@ unsafe fn rows_by_columns(
             kernels.dot(part.quant)(rows, run.len(), x, out.add(run.start), stride);
         }
     });
+}
+
+/// hidden += what the active neurons add, for more than [`MAX_COLUMNS`] columns: those whose |act(gate)| is above `least`. `activations` of all
+/// neurons, `[n, ffn]`, become zero where they are not.
+#[allow(clippy::too_many_arguments)]
+pub fn active(
+    pool: &mut ThreadPool,
+    kernels: &Kernels,
+    config: &ModelConfig,
+    layer: &Layer,
+    (gates, least): (&[f32], f32),
+    activations: &mut [f32],
+    tiles: &mut [Tile],
+    buffers: &mut FfnBuffers,
+    hidden: &mut [f32],
+) -> Counts {
+    let (n, fires) = (activations.len() / config.ffn, AtomicU64::new(0));
+    let out = Parts::new(activations);
+    pool.run(n, |_, b| {
+        let range = b * config.ffn..(b + 1) * config.ffn;
+        // SAFETY: each task has its own column.
+        let column = unsafe { out.part(range.clone()) };
+        for (a, &gate) in column.iter_mut().zip(&gates[range]) {
+            *a = if config.activation.apply(gate).abs() > least { *a } else { 0.0 };
+        }
+        fires.fetch_add(column.iter().filter(|&&a| a != 0.0).count() as u64, Ordering::Relaxed);
+    });
+    let FfnBuffers { columns, inputs, .. } = buffers;
+    columns.scale = inputs.take(Input::Down, activations);
+    down(pool, kernels, config, layer, Neurons::All(config.ffn), activations, n, tiles, columns, hidden);
+    Counts { gates: 0, active: fires.into_inner(), ..rows_of(config, config.ffn) }
 }
 
 /// hidden += down of `activations` (`[n, neurons]`) and its bias. The sum runs over neurons, whose rows become f32 for it, or other codes; `columns` is

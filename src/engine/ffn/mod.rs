@@ -7,6 +7,7 @@ mod ahead;
 mod cached;
 mod chosen;
 mod experts;
+mod fired;
 mod firing_experts;
 mod many;
 mod predicted_experts;
@@ -33,7 +34,7 @@ pub(super) use cached::Tools as CachedTools;
 pub use cached::{CachedFfn, HostBudget};
 pub use chosen::{Chosen, Scorer};
 pub use experts::{ExpertBuffers, ExpertsRead, experts, experts_left, experts_wanted};
-pub use many::{Tile, activations, down, products};
+pub use many::{Tile, activations, active, down, products};
 pub use predicted_experts::OnDevice;
 pub use shared::{shared_expert, shared_weight};
 use std::ops::Range;
@@ -320,25 +321,6 @@ fn add_down_bias(layer: &Layer, hidden: &mut [f32]) {
     }
 }
 
-impl Selection {
-    /// Becomes the neurons that fire for some column: |act(gate)| above `activation_threshold`; `gates` is `[n, ffn]`.
-    pub fn fired(&mut self, config: &ModelConfig, gates: &[f32], n: usize, activation_threshold: f32) {
-        assert_eq!(gates.len(), n * config.ffn);
-        self.neurons.clear();
-        self.masks.clear();
-        self.neurons.reserve(config.ffn);
-        self.masks.reserve(config.ffn);
-        for neuron in 0..config.ffn {
-            let fires = |b: usize| config.activation.apply(gates[b * config.ffn + neuron]).abs() > activation_threshold;
-            let mask = (0..n).fold(0, |mask, b| mask | (fires(b) as u32) << b);
-            if mask != 0 {
-                self.neurons.push(StoreId::new(neuron));
-                self.masks.push(mask);
-            }
-        }
-    }
-}
-
 /// A list of neurons and what is needed to compute them.
 struct Sparse<'a> {
     kernels: &'a Kernels,
@@ -368,8 +350,9 @@ impl Sparse<'_> {
         for i in range.clone() {
             let (neuron, wanted) = (list.neurons[i].index(), list.masks[i]);
             let block = layer.neurons().ptr(neuron);
-            // Bytes to the block of the next one.
-            let next = if i + 1 < range.end { (list.neurons[i + 1].index() - neuron) * block_bytes } else { 0 };
+            // Bytes to the block of the next one, or where all that is read fires, of one behind it.
+            let later = (i + self.lookahead()).min(range.end - 1);
+            let next = (list.neurons[later].index() - neuron) * block_bytes;
             // What to prefetch while this part is read: the same part of the next block, where what is read of it lies apart.
             let apart = next + first > block_bytes;
             let ahead = |part: BlockPart| if apart { next } else { part.quant.ahead(part.bytes) };
@@ -412,6 +395,12 @@ impl Sparse<'_> {
         }
         downs.flush(out);
         counts
+    }
+
+    /// How many neurons of the list further rows are prefetched. Where gates are known, all that is read of a neuron is used, and its rows
+    /// are short.
+    const fn lookahead(&self) -> usize {
+        if self.known.is_some() { 2 } else { 1 }
     }
 
     /// Whether so many neurons of the range are listed that reading those between them, too, is faster than leaving them out. Only

@@ -11,6 +11,7 @@ use crate::engine::batch::TokenPosition;
 use crate::engine::embed::embed;
 use crate::engine::ffn::{self, CachedTools, Counts, Work};
 use crate::engine::forward::{Executor, Pass, Phase, Step};
+use crate::engine::probe::WillCompute;
 use crate::engine::sparsity::{Scored, Wanted};
 use crate::model::config::{ModelConfig, Positions};
 use crate::model::layer::Norms;
@@ -164,7 +165,7 @@ impl Executor for Split {
         if !self.begun.device_ffn {
             self.launch_selected(pass, l, wanted);
         }
-        pass.show(l, wanted != Wanted::All);
+        pass.show(l, if wanted == Wanted::All { WillCompute::All } else { WillCompute::Selection });
         self.divide(pass, l, wanted);
         self.observe(pass, l, wanted);
         // Together: the device computes its part while the CPU computes its own.
