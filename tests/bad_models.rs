@@ -290,17 +290,9 @@ fn ggufs_that_describe_no_model_are_refused() {
             "scores of another type",
             |f| {
                 f.vocabulary(320);
-                f.set("tokenizer.ggml.scores", Value::Array(Array::I32(vec![0; 320])))
+                f.set("tokenizer.ggml.scores", Value::Array(Array::Str(vec![String::new(); 320])))
             },
             &["tokenizer.ggml.scores"],
-        ),
-        (
-            "BOS out of range",
-            |f| {
-                f.vocabulary(320);
-                f.set("tokenizer.ggml.bos_token_id", Value::U32(320))
-            },
-            &["tokenizer.ggml.bos_token_id: token 320 is not in the vocabulary of 320 tokens"],
         ),
     ];
     for (case, change, wants) in cases {

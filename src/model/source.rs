@@ -9,7 +9,7 @@ use crate::formats::gguf::{self, Gguf};
 use crate::formats::neuron_store::SourceFile;
 use crate::formats::{DType, MappedFile, TensorView, Tensors, blocks, safetensors};
 use crate::hub;
-use crate::tokenizer::{TokenizerSpec, from_gguf, from_hf_dir};
+use crate::tokenizer::{TokenizerSpec, from_gguf, from_hf_dir, has_tokenizer};
 use std::path::{Path, PathBuf};
 
 /// A published model, opened: every tensor that packing needs is there, with its shape.
@@ -525,9 +525,9 @@ fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActiva
         config.context = table.info.shape[0].saturating_sub(*offset).max(1);
     }
     let names = families::gguf_tensors(&config);
-    let tokenizer = match gguf.metadata.get("tokenizer.ggml.model") {
-        Some(_) => Some(from_gguf(&gguf.metadata, path)?),
-        None => None,
+    let tokenizer = match has_tokenizer(&gguf.metadata) {
+        true => Some(from_gguf(&gguf.metadata, path)?),
+        false => None,
     };
     Ok(Source { path: path.to_owned(), config, tokenizer, tensors, names, files })
 }

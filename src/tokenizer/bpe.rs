@@ -1,167 +1,151 @@
 //! Byte-level BPE from a token list and a merge list, with the pre-tokeniser that llama.cpp knows by name.
 
 use super::byte_tokens::byte_char;
-use super::hf::{Encoder, WORDS_KEPT};
-use super::spec::{BpeSpec, TokenKind, looks_like_control};
+use super::hf::{Encoder, STEP, WORDS_KEPT};
+use super::pre_tokenizers::{PreTokenizer, Writing, pre_tokenizer};
+use super::spec::{BpeSpec, TokenKind, looks_like_control, warn};
 use super::special::BREAK;
+use super::spm::SPACE;
 use crate::error::{Error, Result};
+use std::collections::HashMap;
 use std::path::Path;
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::normalizers::Replace;
+use tokenizers::normalizers::{NFC, Replace, Sequence as Normalizers};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::{AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior};
+use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior};
 
-/// What a pre-tokeniser's name stands for in llama.cpp.
-#[derive(Debug)]
-pub struct PreTokenizer {
-    /// Split the text one after the other, each working on the pieces that the one before left.
-    regexes: &'static [&'static str],
-    /// A word that is in the vocabulary is that token, whatever the merges say.
-    ignore_merges: bool,
-    /// Whether prompts begin with BOS if the file does not say.
-    pub add_bos: bool,
+/// The tokens of a spec by the numbers that they have inside the encoder, ordinary ones first, so that merges cannot make the text of a
+/// control token.
+#[derive(Default)]
+struct Inside<'a> {
+    /// Ordinary tokens and steps, by text.
+    vocab: Vocab,
+    /// The token of each number, [`STEP`] for a step.
+    outside: Vec<u32>,
+    /// What the merges make on the way to tokens without being one, by its number: the tokens that it is taken apart into.
+    steps: HashMap<u32, Vec<u32>>,
+    /// Tokens that are looked for before words are cut: text, whether it is special, token.
+    added: Vec<(&'a str, bool, u32)>,
 }
 
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// o200k: contractions stay with their word, and a capital after a small letter begins another.
-const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
-const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+impl<'a> Inside<'a> {
+    fn of(spec: &'a BpeSpec, writing: Writing) -> Inside<'a> {
+        let mut inside = Inside::default();
+        for ((text, kind), id) in spec.tokens.iter().zip(&spec.kinds).zip(0u32..) {
+            let breaks = writing == Writing::Spaced && text.len() > 1 && text.bytes().all(|b| b == b'\n');
+            match kind {
+                _ if text.is_empty() => {}
+                // Files of this kind have no merges of line breaks, which llama.cpp's merges are separated by.
+                TokenKind::Normal if breaks => inside.added.push((text, false, id)),
+                TokenKind::Byte if writing == Writing::Bytes => {}
+                TokenKind::Normal | TokenKind::Byte => {
+                    inside.vocab.insert(text.clone(), inside.outside.len() as u32);
+                    inside.outside.push(id);
+                }
+                TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown => {
+                    inside.added.push((text, *kind != TokenKind::UserDefined || looks_like_control(text), id));
+                }
+                TokenKind::Unused => {}
+            }
+        }
+        inside
+    }
 
-/// The pre-tokeniser that llama.cpp calls `name`; `path` is for the message.
-///
-/// # Errors
-/// [`Error::BadFile`] for a name whose rules are not known here. Guessing would cut words where training did not, and the model would only
-/// seem a little worse.
-pub fn pre_tokenizer(name: &str, path: &Path) -> Result<PreTokenizer> {
-    let (regexes, ignore_merges, add_bos): (&[&str], bool, bool) = match name {
-        "default" => (&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"], false, false),
-        "gpt-2" | "phi-2" | "mpt" | "olmo" | "jais" | "trillion" | "exaone4" => (&[GPT2], false, false),
-        "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2" => {
-            (&[LLAMA3], true, true)
+    /// Gives a text that a merge names a number, where it is no token: llama.cpp merges such texts, and at the end takes apart what has
+    /// not become a token.
+    fn add_step(&mut self, text: &str) {
+        if self.vocab.contains_key(text) {
+            return;
         }
-        "dbrx" | "smaug-bpe" | "glm4" | "chatglm-bpe" => (&[LLAMA3], false, false),
-        "qwen2" | "stablelm2" | "hunyuan" | "deepseek-r1-qwen" => (&[QWEN2], false, false),
-        "starcoder" | "refact" | "command-r" | "smollm" | "codeshell" | "exaone" | "minerva-7b" => {
-            (&[r"\p{N}", GPT2], false, false)
+        let letters = text.chars().filter_map(|c| self.vocab.get(&*c.encode_utf8(&mut [0; 4])));
+        let parts = letters.map(|&number| self.outside[number as usize]).filter(|&id| id != STEP).collect();
+        let number = self.outside.len() as u32;
+        self.steps.insert(number, parts);
+        self.vocab.insert(text.to_owned(), number);
+        self.outside.push(STEP);
+    }
+
+    /// The merges as pairs. Lines that are no two texts are left out, as llama.cpp does.
+    fn merges(&mut self, spec: &BpeSpec, path: &Path) -> Vec<(String, String)> {
+        let (mut merges, mut broken) = (Vec::with_capacity(spec.merges.len()), 0);
+        let tokens = self.outside.len();
+        for merge in &spec.merges {
+            // The first half may itself begin with a space (llama.cpp reads it so).
+            let at = merge.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(at, _)| at);
+            let Some((left, right)) = at.map(|at| (&merge[..at], &merge[at + 1..])).filter(|pair| !pair.1.is_empty())
+            else {
+                broken += 1;
+                continue;
+            };
+            for text in [left, right, &format!("{left}{right}")] {
+                self.add_step(text);
+            }
+            merges.push((left.to_owned(), right.to_owned()));
         }
-        "falcon" => (&[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"], false, false),
-        "tekken" => (&[TEKKEN], true, true),
-        "gpt-4o" | "llama4" => (&[GPT4O], false, false),
-        "deepseek-coder" => (&["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"], false, false),
-        "deepseek-v3" => (&[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3], false, false),
-        "poro-chat" | "bloom" | "gpt3-finnish" => (&[BLOOM], false, false),
-        "viking" => (&[BLOOM, r"\p{N}"], false, false),
-        _ => {
-            let reason = format!("pre-tokeniser \"{name}\" is not known; use the model's tokenizer.json instead");
-            return Err(Error::bad(path, "tokenizer.ggml.pre", reason));
+        let steps = self.outside.len() - tokens;
+        if broken + steps > 0 {
+            let reason = format!(
+                "{broken} lines are not two texts, and {steps} texts in the others are not tokens; words may be cut otherwise \
+                 than in training"
+            );
+            warn(path, "tokenizer.ggml.merges", reason);
         }
-    };
-    Ok(PreTokenizer { regexes, ignore_merges, add_bos })
+        merges
+    }
 }
 
-/// An encoder for a checked spec. Inside it tokens have numbers of their own, ordinary tokens first, so that merges cannot make the text of
-/// a control token.
+/// An encoder for a checked spec.
 ///
 /// # Errors
-/// [`Error::BadFile`] for an unknown pre-tokeniser, a missing byte token, or merges of texts that are not tokens.
+/// [`Error::BadFile`] for an unknown pre-tokeniser, or a vocabulary without a token for any byte.
 pub fn encoder(spec: &BpeSpec, path: &Path) -> Result<Encoder> {
     let bad = |key: &str, reason: String| Error::bad(path, key, reason);
     let pre = pre_tokenizer(&spec.pre, path)?;
-    let mut outside = Vec::with_capacity(spec.tokens.len());
-    let mut vocab = Vocab::default();
-    let mut added = Vec::new();
-    for ((text, kind), id) in spec.tokens.iter().zip(&spec.kinds).zip(0u32..) {
-        match kind {
-            TokenKind::Normal if !text.is_empty() => {
-                vocab.insert(text.clone(), outside.len() as u32);
-                outside.push(id);
-            }
-            TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown if !text.is_empty() => {
-                added.push((text, *kind != TokenKind::UserDefined || looks_like_control(text), id));
-            }
-            _ => {}
-        }
-    }
-    // The other bytes do not occur in UTF-8.
-    let mut alphabet = (0..=0xf4).filter(|b| !matches!(b, 0xc0 | 0xc1)).map(byte_char);
-    if let Some(missing) = alphabet.find(|c| !vocab.contains_key(&*c.encode_utf8(&mut [0; 4]))) {
-        let reason = format!("the byte token \"{missing}\" is missing, so not every text has tokens");
+    let mut inside = Inside::of(spec, pre.writing);
+    // A byte that has no token gives none, as in the tokenizers library: SmolLM lacks some control characters.
+    let has_byte = |byte| inside.vocab.contains_key(&*byte_char(byte).encode_utf8(&mut [0; 4]));
+    if pre.writing == Writing::Bytes && !(0..=255).any(has_byte) {
+        let reason = "no byte has a token, so no text has tokens".to_owned();
         return Err(bad("tokenizer.ggml.tokens", reason));
     }
-    let mut merges = Vec::with_capacity(spec.merges.len());
-    for (i, merge) in spec.merges.iter().enumerate() {
-        // The first half may itself begin with a space (llama.cpp reads it so).
-        let at = merge.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(at, _)| at);
-        let Some((left, right)) = at.map(|at| (&merge[..at], &merge[at + 1..])) else {
-            return Err(bad("tokenizer.ggml.merges", format!("merge {i}, \"{merge}\", is not two tokens")));
-        };
-        for token in [left, right, &format!("{left}{right}")] {
-            if !vocab.contains_key(token) {
-                let reason = format!("merge {i}, \"{merge}\", names \"{token}\", which is not a token");
-                return Err(bad("tokenizer.ggml.merges", reason));
-            }
-        }
-        merges.push((left.to_owned(), right.to_owned()));
-    }
+    let merges = inside.merges(spec, path);
+    let Inside { vocab, mut outside, steps, added } = inside;
     let broken = |e| bad("tokenizer.ggml.merges", format!("{e}"));
     let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(pre.ignore_merges);
-    let model = model.cache_capacity(WORDS_KEPT).build().map_err(broken)?;
+    let model = model.byte_fallback(pre.writing != Writing::Bytes).cache_capacity(WORDS_KEPT);
+    let model = model.build().map_err(broken)?;
     let mut tokenizer = tokenizers::Tokenizer::new(model);
+    tokenizer.with_pre_tokenizer(Some(Sequence::new(words(pre).map_err(broken)?)));
+    tokenizer.with_normalizer(Some(Normalizers::new(normalizers(pre).map_err(broken)?))).map_err(broken)?;
+    let tokens = added.iter().map(|(text, special, _)| AddedToken::from(*text, *special).normalized(false));
+    tokenizer.add_tokens(tokens).map_err(broken)?;
+    outside.extend(added.iter().map(|(_, _, id)| id));
+    Ok(Encoder { tokenizer, outside: Some(outside), steps, may_grow: false })
+}
+
+/// What is done with a text before it is cut into words.
+fn normalizers(pre: &PreTokenizer) -> tokenizers::Result<Vec<NormalizerWrapper>> {
+    let mut steps: Vec<NormalizerWrapper> = vec![Replace::new(BREAK.to_string(), "")?.into()];
+    if pre.nfc {
+        steps.push(NFC.into());
+    }
+    if pre.writing == Writing::Spaced {
+        steps.push(Replace::new(" ", SPACE.to_string())?.into());
+    }
+    Ok(steps)
+}
+
+/// The steps that cut it.
+fn words(pre: &PreTokenizer) -> tokenizers::Result<Vec<PreTokenizerWrapper>> {
     let mut steps: Vec<PreTokenizerWrapper> = Vec::new();
     for regex in pre.regexes {
         let pattern = SplitPattern::Regex((*regex).to_owned());
-        steps.push(Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(broken)?.into());
+        steps.push(Split::new(pattern, SplitDelimiterBehavior::Isolated, false)?.into());
     }
-    steps.push(ByteLevel::new(false, false, false).into());
-    tokenizer.with_pre_tokenizer(Some(Sequence::new(steps)));
-    tokenizer.with_normalizer(Some(Replace::new(BREAK.to_string(), "").map_err(broken)?)).map_err(broken)?;
-    let tokens = added.iter().map(|(text, special, _)| AddedToken::from(text.as_str(), *special).normalized(false));
-    tokenizer.add_tokens(tokens).map_err(broken)?;
-    outside.extend(added.iter().map(|(_, _, id)| id));
-    Ok(Encoder { tokenizer, outside: Some(outside), may_grow: false })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_known_regex_compiles() {
-        let names =
-            "default gpt-2 llama-bpe qwen2 starcoder falcon tekken gpt-4o deepseek-coder deepseek-v3 bloom viking";
-        for name in names.split(' ') {
-            for regex in pre_tokenizer(name, Path::new("x")).unwrap().regexes {
-                let pattern = SplitPattern::Regex((*regex).to_owned());
-                Split::new(pattern, SplitDelimiterBehavior::Isolated, false).unwrap_or_else(|e| panic!("{name}: {e}"));
-            }
-        }
+    if pre.writing == Writing::Bytes {
+        steps.push(ByteLevel::new(false, false, false).into());
     }
-
-    /// What the tokenizers library makes of o200k's published expression.
-    #[test]
-    fn words_of_gpt_4o_end_where_those_of_its_training_did() {
-        use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
-        let cases = [
-            ("We'VE seen JSONParser's aBC", "We'VE| seen| JSONParser's| a|BC"),
-            ("HelloWorld 12345,67", "Hello|World| |123|45|,|67"),
-            ("a//b\n\n  x</p>\n/\n", "a|//|b|\n\n| | x|</|p|>\n/\n"),
-            ("Ünïcode ǅ中文字 ЖУК жук'll", "Ünïcode| ǅ中文字| ЖУК| жук'll"),
-        ];
-        let pattern = SplitPattern::Regex(GPT4O.to_owned());
-        let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).unwrap();
-        for (text, wanted) in cases {
-            let mut words = PreTokenizedString::from(text);
-            split.pre_tokenize(&mut words).unwrap();
-            let words = words.get_splits(OffsetReferential::Original, OffsetType::Byte);
-            let words: Vec<&str> = words.iter().map(|(word, ..)| *word).collect();
-            assert_eq!(words.join("|"), wanted, "{text:?}");
-        }
-    }
+    Ok(steps)
 }

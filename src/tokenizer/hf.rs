@@ -33,13 +33,18 @@ pub const WORDS_KEPT: usize = 0;
 /// Bytes that are normalised at a time when a text's growth is measured.
 const CHUNK: usize = 4 << 10;
 
+/// What stands in the place of a token's id for a text that is no token.
+pub const STEP: u32 = u32::MAX;
+
 /// A pipeline of the tokenizers crate. It never adds special tokens by itself.
 #[derive(Debug)]
 pub struct Encoder {
     /// The crate's tokenizer.
     pub tokenizer: tokenizers::Tokenizer,
-    /// The model's token id for each id of the crate's tokenizer; `None` if they are the same.
+    /// The model's token id for each id of the crate's tokenizer, [`STEP`] for one of `steps`; `None` if they are the same.
     pub outside: Option<Vec<u32>>,
+    /// Texts that merges make and that are no tokens, by their id in the crate's tokenizer: the model's tokens that they are taken apart into.
+    pub steps: HashMap<u32, Vec<u32>>,
     /// Whether the normaliser could make more than `TEXT_GROWTH` bytes of one; then each text's growth is checked.
     pub may_grow: bool,
 }
@@ -58,7 +63,11 @@ impl Encoder {
         let ids = encoding.get_ids();
         Ok(match &self.outside {
             None => ids.to_vec(),
-            Some(outside) => ids.iter().map(|&id| outside[id as usize]).collect(),
+            Some(outside) if self.steps.is_empty() => ids.iter().map(|&id| outside[id as usize]).collect(),
+            Some(outside) => {
+                let tokens = |id: &u32| self.steps.get(id).cloned().unwrap_or_else(|| vec![outside[*id as usize]]);
+                ids.iter().flat_map(tokens).collect()
+            }
         })
     }
 
@@ -386,11 +395,13 @@ impl DecodeStep {
 }
 
 impl Decoder {
-    /// The bytes that an ordinary token stands for.
-    pub fn bytes(&self, text: &str) -> Vec<u8> {
+    /// The bytes that a token stands for. The letters of an added one do not stand for bytes: the library reads them as if they did, and
+    /// loses "é".
+    pub fn bytes(&self, text: &str, kind: TokenKind) -> Vec<u8> {
         let mut text = text.to_owned();
         for step in &self.steps {
             match step {
+                DecodeStep::ByteLevel if kind == TokenKind::UserDefined => {}
                 DecodeStep::ByteLevel => return token_bytes(&text),
                 DecodeStep::ByteFallback => {
                     if let Some(byte) = byte_of(&text) {
@@ -437,7 +448,7 @@ pub fn encoder(json: &str, vocab: &HfVocab, path: &Path) -> Result<Encoder> {
     }
     // The library tells of each step where that is asked for, and what is timed is its rules.
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), || try_out(&tokenizer, path))?;
-    Ok(Encoder { tokenizer, outside: None, may_grow: vocab.growth > TEXT_GROWTH as f64 })
+    Ok(Encoder { tokenizer, outside: None, steps: HashMap::new(), may_grow: vocab.growth > TEXT_GROWTH as f64 })
 }
 
 /// A good rule takes at most 2 us a byte, nearly all of it for the pieces; one that backtracks doubles with every character

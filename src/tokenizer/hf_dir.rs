@@ -66,7 +66,7 @@ fn from_vocab(model: ModelSpec, vocab: &HfVocab, configs: &Configs, path: &Path)
     let mut eos = end_tokens(configs, &id_of);
     eos.extend(spec::ends_of_turns(special.map(|(id, token)| (id, &*token.text))));
     let stated = configs.tokenizer.get("add_bos_token").and_then(Value::as_bool);
-    let spec = TokenizerSpec {
+    let mut spec = TokenizerSpec {
         model,
         add_bos: bos.is_some() && stated.unwrap_or(vocab.before.is_some() && vocab.before == bos),
         bos,
@@ -76,7 +76,7 @@ fn from_vocab(model: ModelSpec, vocab: &HfVocab, configs: &Configs, path: &Path)
         chat_template: None,
         chat: chat_tokens(configs, &id_of),
     };
-    spec::check_ids(&spec, vocab.tokens.len(), &KEYS, path)?;
+    spec::drop_unknown_ids(&mut spec, vocab.tokens.len(), &KEYS, path);
     Ok(spec)
 }
 
@@ -136,6 +136,8 @@ fn from_vocab_and_merges(vocab: &str, path: &Path, dir: &Path, configs: &Configs
 }
 
 fn checked(mut spec: TokenizerSpec, path: &Path) -> Result<TokenizerSpec> {
+    let tokens = spec.vocab_len(path)?;
+    spec::drop_unknown_ids(&mut spec, tokens, &KEYS, path);
     spec::check(&spec, &KEYS, path)?;
     spec::add_end_texts(&mut spec);
     Ok(spec)

@@ -13,20 +13,21 @@ mod growth;
 pub mod hf;
 mod hf_dir;
 mod jinja;
+pub mod pre_tokenizers;
 pub mod sentencepiece;
 pub mod spec;
 pub mod special;
 pub mod spm;
 pub mod stream;
 
-pub use from_gguf::from_gguf;
+pub use from_gguf::{from_gguf, has_tokenizer};
 pub use hf_dir::from_hf_dir;
 pub use spec::{ChatSpec, ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
 pub use stream::{Delta, TextStream};
 
 use crate::error::{Error, Result};
-use byte_tokens::{byte_of, token_bytes};
 use channels::Markers;
+use pre_tokenizers::{Writing, pre_tokenizer};
 use special::{Piece, SpecialTexts};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -116,32 +117,31 @@ impl Tokenizer {
         // A user-defined token that marks turns: conversions give added tokens that kind.
         let marks_turns = |id: u32, text: &str| spec::looks_like_control(text) || spec.eos.contains(&id);
         let (mut bytes, mut texts, mut kinds) = (Table::default(), Table::default(), Vec::new());
-        let mut add = |text: &str, kind: TokenKind, of: &dyn Fn(&str) -> Vec<u8>| {
+        let mut add = |text: &str, kind: TokenKind, of: &dyn Fn(&str, TokenKind) -> Vec<u8>| {
             texts.push(text.as_bytes());
             kinds.push(kind);
             match kind {
                 // llama.cpp and transformers leave them out of text; who wants to see them asks for `token_text`.
                 TokenKind::Control | TokenKind::Unknown => bytes.push(b""),
-                TokenKind::UserDefined => bytes.push(text.as_bytes()),
-                TokenKind::Normal | TokenKind::Unused | TokenKind::Byte => bytes.push(&of(text)),
+                _ => bytes.push(&of(text, kind)),
             }
         };
         let (encoder, drops_leading_space) = match &spec.model {
             ModelSpec::Spm(model) => {
-                model
-                    .tokens
-                    .iter()
-                    .zip(&model.kinds)
-                    .for_each(|(text, &kind)| add(text, kind, &|t| spm_bytes(t, kind)));
+                let bytes = |text: &str, kind| Writing::Spaced.bytes(text, kind);
+                model.tokens.iter().zip(&model.kinds).for_each(|(text, &kind)| add(text, kind, &bytes));
                 (Encoder::Spm(Box::new(spm::Spm::new(model, spec.unk, &marks_turns))), model.add_space_prefix)
             }
             ModelSpec::Bpe(model) => {
-                model.tokens.iter().zip(&model.kinds).for_each(|(text, &kind)| add(text, kind, &token_bytes));
+                let writing = pre_tokenizer(&model.pre, path)?.writing;
+                let bytes = |text: &str, kind| writing.bytes(text, kind);
+                model.tokens.iter().zip(&model.kinds).for_each(|(text, &kind)| add(text, kind, &bytes));
                 (Encoder::Pipeline(Box::new(bpe::encoder(model, path)?)), false)
             }
             ModelSpec::HfJson { json } => {
                 let vocab = hf::read(json, path)?;
-                vocab.tokens.iter().for_each(|token| add(&token.text, token.kind, &|t| vocab.decoder.bytes(t)));
+                let bytes = |text: &str, kind| vocab.decoder.bytes(text, kind);
+                vocab.tokens.iter().for_each(|token| add(&token.text, token.kind, &bytes));
                 spec::check_ids(&spec, vocab.tokens.len(), &spec::STORED, path)?;
                 (Encoder::Pipeline(Box::new(hf::encoder(json, &vocab, path)?)), vocab.decoder.drops_leading_space)
             }
@@ -336,12 +336,5 @@ impl Tokenizer {
     /// The model's chat template as Jinja source, unchecked; `None` if its file has none.
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
-    }
-}
-
-fn spm_bytes(text: &str, kind: TokenKind) -> Vec<u8> {
-    match byte_of(text).filter(|_| kind == TokenKind::Byte) {
-        Some(byte) => vec![byte],
-        None => text.replace(spm::SPACE, " ").into_bytes(),
     }
 }

@@ -215,11 +215,32 @@ pub fn check_ids(spec: &TokenizerSpec, len: usize, keys: &Keys, path: &Path) -> 
     spec.eos.iter().try_for_each(|&id| check_id(id, len, keys.eos, path))
 }
 
+/// Says that a part of a file is not as it should be, and is left out.
+pub fn warn(path: &Path, key: &str, reason: impl Into<String>) {
+    tracing::warn!("{}", Error::bad(path, key, reason));
+}
+
+/// Leaves out BOS, EOS and unknown tokens that are not in a vocabulary of `len` tokens, with a warning for each: no model produces them, and
+/// other programs take files that name them.
+pub fn drop_unknown_ids(spec: &mut TokenizerSpec, len: usize, keys: &Keys, path: &Path) {
+    let known = |id: u32, key: &str| {
+        let known = (id as usize) < len;
+        if !known {
+            warn(path, key, format!("token {id} is not in the vocabulary of {len} tokens; it is left out"));
+        }
+        known
+    };
+    spec.bos = spec.bos.filter(|&id| known(id, keys.bos));
+    spec.unk = spec.unk.filter(|&id| known(id, keys.unk));
+    spec.eos.retain(|&id| known(id, keys.eos));
+    spec.add_bos &= spec.bos.is_some();
+}
+
 /// Checks that the token that `key` names is in a vocabulary of `len` tokens.
 ///
 /// # Errors
 /// [`Error::BadFile`] if it is not.
-pub fn check_id(id: u32, len: usize, key: &str, path: &Path) -> Result<()> {
+fn check_id(id: u32, len: usize, key: &str, path: &Path) -> Result<()> {
     if (id as usize) < len {
         return Ok(());
     }

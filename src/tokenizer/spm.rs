@@ -78,10 +78,17 @@ impl Spm {
     pub fn new(spec: &SpmSpec, unknown: Option<u32>, control: &dyn Fn(u32, &str) -> bool) -> Spm {
         let mut by_text: HashMap<Box<str>, u32> = HashMap::with_capacity(spec.tokens.len());
         let mut bytes = Box::new([NONE; 256]);
+        let mut user_defined = Vec::new();
         for ((text, &kind), id) in spec.tokens.iter().zip(&spec.kinds).zip(0u32..) {
             match kind {
                 TokenKind::UserDefined if control(id, text) => {}
-                TokenKind::Normal | TokenKind::UserDefined | TokenKind::Unused => {
+                TokenKind::UserDefined => {
+                    // Converters write Gemma's runs of spaces as spaces.
+                    let text = text.replace(' ', SPACE.encode_utf8(&mut [0; 4]));
+                    by_text.entry(text.as_str().into()).or_insert(id);
+                    user_defined.push((text, id));
+                }
+                TokenKind::Normal | TokenKind::Unused => {
                     by_text.entry(text.as_str().into()).or_insert(id);
                 }
                 TokenKind::Byte => {
@@ -92,17 +99,13 @@ impl Spm {
                 TokenKind::Unknown | TokenKind::Control => {}
             }
         }
-        let user_defined = spec.tokens.iter().zip(&spec.kinds).zip(0u32..);
-        let user_defined = user_defined.filter(|((_, kind), _)| **kind == TokenKind::UserDefined);
-        let user_defined =
-            user_defined.map(|((text, _), id)| (text.as_str(), id)).filter(|(text, id)| !control(*id, text));
         Spm {
             longest: by_text.keys().map(|t| t.len()).max().unwrap_or(0),
             by_text,
             // -0.0 and 0.0 are equal scores; `total_cmp` alone would not have it so.
             scores: spec.scores.iter().map(|s| s + 0.0).collect(),
             unused: spec.kinds.iter().map(|&k| k == TokenKind::Unused).collect(),
-            user_defined: SpecialTexts::new(user_defined),
+            user_defined: SpecialTexts::new(user_defined.iter().map(|(text, id)| (text.as_str(), *id))),
             bytes: (!bytes.contains(&NONE)).then_some(bytes),
             unknown,
             add_space_prefix: spec.add_space_prefix,
