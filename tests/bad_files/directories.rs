@@ -87,8 +87,6 @@ fn bad_directories_are_refused() {
     }
     let other = br#"{"weight_map":{"a.bias":"m-1","b.weight":"m-2","c.weight":"m-2"}}"#;
     indexed("other shard", other, &["m-1: b.weight: ", "places this tensor in m-2"]);
-    let unknown = br#"{"weight_map":{"a.bias":"m-1"}}"#;
-    indexed("unknown", unknown, &["m-1: b.weight: ", "does not know this tensor: the files are not of one model"]);
     let absent = br#"{"weight_map":{"a.bias":"m-1","b.weight":"m-1","z.bias":"m-1"}}"#;
     indexed("not there", absent, &["index.json: z.bias: is said to be in m-1, but is not"]);
     indexed("twice", &map(r#"{"a":"m-1","a":"m-1"}"#), &["index.json: a: the tensor is there twice", "(at byte"]);

@@ -10,10 +10,10 @@ pub(super) const FAMILY: Family = Family {
     known_as: "mixtral",
     config_json: |c| c.mixture("mixtral", Activated::SILU, KEYS, Routing::SOFTMAX),
     gguf: None,
-    tensors: |_, tensors| match tensors.get("model.layers.0.mlp.gate.weight") {
+    tensors: |_, tensors| match tensors.iter().any(|t| t.info.name.ends_with("layers.0.mlp.gate.weight")) {
         // Written by transformers 5 as it has them in memory.
-        Some(_) => LLAMA,
-        None => PUBLISHED,
+        true => LLAMA,
+        false => PUBLISHED,
     },
     ..llama::FAMILY
 };

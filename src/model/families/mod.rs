@@ -39,7 +39,7 @@ pub struct Family {
     known_as: &'static str,
     config_json: fn(&Fields) -> Result<ModelConfig>,
     gguf: Option<fn(&Keys) -> Result<ModelConfig>>,
-    /// The names of the tensors in a Hugging Face directory; `gguf_tensors` gives those in a GGUF.
+    /// The names of the tensors in a Hugging Face directory, with the usual prefix; `gguf_tensors` gives those in a GGUF.
     tensors: fn(&ModelConfig, &Tensors) -> Names,
     gguf_tensors: fn(&ModelConfig) -> Names,
 }
@@ -135,7 +135,7 @@ pub fn from_gguf(
 
 /// The names of the tensors in a Hugging Face directory with this configuration.
 pub fn tensors(config: &ModelConfig, tensors: &Tensors) -> Names {
-    (find(&config.family).expect("made by a family").tensors)(config, tensors)
+    (find(&config.family).expect("made by a family").tensors)(config, tensors).with_prefix_of(tensors)
 }
 
 /// The names of the tensors in a GGUF with this configuration.

@@ -1,5 +1,6 @@
 //! The names of tensors in a file, and the order of the rows of queries, keys and values in them.
 
+use crate::formats::Tensors;
 use crate::model::config::ModelConfig;
 use crate::model::role::Role;
 
@@ -99,7 +100,33 @@ pub const GGUF: Names = Names {
 /// llama.cpp's names, with the rows of q and k in the interleaved order of its architecture `llama`.
 pub const GGUF_INTERLEAVED: Names = Names { qkv: QkvRows::Interleaved, ..GGUF };
 
+/// What files put before the names of all tensors but the head's, and before the head's. A model that was saved without its head has none of
+/// the first, and one that was part of a larger one, such as one that sees pictures, has its name for the text's part.
+const OUTER: [&str; 7] = [
+    "",
+    "model.",
+    "transformer.",
+    "language_model.model.",
+    "model.language_model.",
+    "language_model.",
+    "language_model.transformer.",
+];
+const HEADS: [&str; 3] = ["language_model.lm_head", "model.lm_head", "model.language_model.lm_head"];
+
 impl Names {
+    /// These names with the prefix that a Hugging Face directory has; as they are where it has none of those that are known.
+    pub fn with_prefix_of(mut self, tensors: &Tensors) -> Names {
+        let has = |name: String| tensors.get(&format!("{name}.weight")).is_some();
+        let [embedding, head, ..] = self.outside;
+        if !has(format!("{}{embedding}", self.outer)) {
+            self.outer = OUTER.into_iter().find(|outer| has(format!("{outer}{embedding}"))).unwrap_or(self.outer);
+        }
+        if !has(head.to_owned()) {
+            self.outside[1] = HEADS.into_iter().find(|name| has((*name).to_owned())).unwrap_or(head);
+        }
+        self
+    }
+
     /// The name of a role's tensor; `layer` is ignored for roles outside the layers.
     pub fn of(&self, role: Role, layer: usize) -> String {
         let index = role as usize;

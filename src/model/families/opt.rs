@@ -5,7 +5,6 @@ use super::keys::Keys;
 use super::names::{GGUF, Names};
 use super::{Activated, Family, ungated};
 use crate::error::Result;
-use crate::formats::Tensors;
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions};
 use crate::model::layer::LayerForm;
 use serde_json::Value;
@@ -13,8 +12,14 @@ use serde_json::Value;
 /// The table of positions has two rows before that of position 0.
 const POSITIONS: Positions = Positions::Learned { offset: 2 };
 
-pub(super) const FAMILY: Family =
-    Family { name: "opt", known_as: "opt", config_json, gguf: Some(gguf), tensors, gguf_tensors: |_| GGUF };
+pub(super) const FAMILY: Family = Family {
+    name: "opt",
+    known_as: "opt",
+    config_json,
+    gguf: Some(gguf),
+    tensors: |_, _| NAMES,
+    gguf_tensors: |_| GGUF,
+};
 
 fn config_json(c: &Fields) -> Result<ModelConfig> {
     let hidden = c.size("hidden_size")?;
@@ -60,24 +65,20 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
     Ok(ModelConfig { ffn_bias: true, ..config })
 }
 
-/// Some files lack the outer `model.`.
-fn tensors(_: &ModelConfig, tensors: &Tensors) -> Names {
-    let outer = if tensors.get("decoder.embed_tokens.weight").is_some() { "" } else { "model." };
-    Names {
-        outer,
-        outside: ["decoder.embed_tokens", "lm_head", "decoder.embed_positions", "decoder.final_layer_norm"],
-        layer: "decoder.layers.",
-        inside: [
-            "self_attn_layer_norm",
-            "self_attn.q_proj",
-            "self_attn.k_proj",
-            "self_attn.v_proj",
-            "self_attn.out_proj",
-            "final_layer_norm",
-            "",
-            "fc1",
-            "fc2",
-        ],
-        ..super::names::LLAMA
-    }
-}
+const NAMES: Names = Names {
+    outer: "model.",
+    outside: ["decoder.embed_tokens", "lm_head", "decoder.embed_positions", "decoder.final_layer_norm"],
+    layer: "decoder.layers.",
+    inside: [
+        "self_attn_layer_norm",
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.out_proj",
+        "final_layer_norm",
+        "",
+        "fc1",
+        "fc2",
+    ],
+    ..super::names::LLAMA
+};
