@@ -8,7 +8,7 @@ use crate::engine::sampler::SamplingParams;
 use crate::tokenizer::chat_template::{Input, Message, Renderer};
 use crate::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Bytes per token that no prompt exceeds: a longer text is refused before it is tokenised.
 const MAX_BYTES_PER_TOKEN: usize = 16;
