@@ -15,7 +15,8 @@ fn serve(dir: &Path, template: &str) -> Daemon {
         std::fs::copy(fixture.join(file), model.join(file)).unwrap();
     }
     std::fs::write(model.join("chat_template.jinja"), template).unwrap();
-    let mut daemon = Daemon::spawn(dir, &["serve", model.to_str().unwrap()], &[]);
+    // Longer than the model was trained for, because its tokens are short.
+    let mut daemon = Daemon::spawn(dir, &["serve", model.to_str().unwrap(), "--ctx-size", "2048"], &[]);
     daemon.wait_for("is ready");
     daemon
 }
@@ -89,7 +90,7 @@ fn a_broken_template_is_not_the_requests_fault_and_only_the_log_names_its_file()
     assert_eq!(answer.status, 500, "{}", answer.text());
     assert_eq!(answer.json()["error"]["code"], "bad_chat_template");
     assert!(answer.text().contains("undefined value"), "{}", answer.text());
-    let path = dir.path().to_str().unwrap().to_owned();
-    assert!(!answer.text().contains(&path), "{}", answer.text());
-    assert!(daemon.wait_for("the chat template cannot be rendered").contains(&path));
+    // The packed model in the cache.
+    assert!(!answer.text().contains("serve-cache"), "{}", answer.text());
+    assert!(daemon.wait_for("the chat template cannot be rendered").contains("serve-cache"));
 }
