@@ -350,6 +350,45 @@ proptest! {
         prop_assert_eq!(last.stopped, cut.is_some());
         prop_assert_eq!(stream.finish(), stream.push(b"more"));
     }
+
+    /// A stop string that was the name of a control token was never found, and the answer ran past it.
+    #[test]
+    fn a_stop_is_found_in_what_is_shown_and_in_all_that_is_produced(
+        pieces in prop::collection::vec((prop::sample::select(vec!["a", "b", "ab", "é", "<x>", "<", "x>"]), any::<bool>()), 0..24),
+        stops in prop::collection::vec("[ab]{1,4}|<x>|a<x>|<x>b|b<x>a|a<x><x>b|éa|x", 0..4),
+    ) {
+        let (mut produced, mut shown) = (String::new(), String::new());
+        // What was shown before each byte of what was produced. [produced]
+        let mut before = Vec::new();
+        let mut found = vec![None; stops.len()];
+        for (piece, is_shown) in &pieces {
+            for character in piece.chars() {
+                before.extend(std::iter::repeat_n(shown.len(), character.len_utf8()));
+                produced.push(character);
+                if *is_shown {
+                    shown.push(character);
+                }
+                for (stop, found) in stops.iter().zip(&mut found).filter(|(_, found)| found.is_none()) {
+                    *found = match (*is_shown && shown.ends_with(stop), produced.ends_with(stop)) {
+                        (true, _) => Some(shown.len() - stop.len()),
+                        (false, true) => Some(before[produced.len() - stop.len()]),
+                        _ => None,
+                    };
+                }
+            }
+        }
+        let cut = found.into_iter().flatten().min();
+        let mut stream = TextStream::continuation(&stops).unwrap();
+        let mut got = String::new();
+        for (piece, is_shown) in &pieces {
+            got += &if *is_shown { stream.push(piece.as_bytes()) } else { stream.pass(piece.as_bytes()) }.text;
+        }
+        let last = stream.finish();
+        got += &last.text;
+        prop_assert_eq!(&got, &shown[..cut.unwrap_or(shown.len())]);
+        prop_assert_eq!(last.stopped, cut.is_some());
+        prop_assert_eq!(stream.pass(b"<x>"), stream.push(b"more"));
+    }
 }
 
 #[test]

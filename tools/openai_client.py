@@ -48,6 +48,12 @@ chunks = list(client.chat.completions.create(**ASK, stream=True, stream_options=
 streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 check("stream", streamed == text, streamed)
 check("usage chunk", chunks[-1].usage.completion_tokens == 24 and not chunks[-1].choices)
+check("usage: null before it", all("usage" in c.model_fields_set and c.usage is None for c in chunks[:-1]))
+back = [*ASK["messages"], whole.choices[0].message.model_dump(), {"role": "user", "content": "And then"}]
+check("an answer sent back", client.chat.completions.create(**{**ASK, "messages": back}).choices)
+back[1]["reasoning_content"] = "A story."
+kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
+check("thoughts, template", client.chat.completions.create(**{**ASK, "messages": back}, extra_body=kwargs).choices)
 stop = text[10:15]
 cut = client.chat.completions.create(**ASK, stop=[stop])
 check("stop", cut.choices[0].message.content == text[: text.index(stop)] and cut.choices[0].finish_reason == "stop")
@@ -85,8 +91,18 @@ check("tool call", made.finish_reason == "tool_calls" and called.function.name =
 pieces = [c.choices[0].delta.tool_calls for c in client.chat.completions.create(**CALL, stream=True) if c.choices]
 pieces = [piece for calls in pieces for piece in calls or []]
 check("tool call, streamed", json.loads("".join(p.function.arguments or "" for p in pieces)) == arguments)
+odd = {"name": "odd", "parameters": {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(?!a)"}}}}
+odd = [*CALL["tools"], {"type": "function", "function": odd}]
+raw = client.chat.completions.with_raw_response.create(**{**CALL, "tools": odd, "tool_choice": "auto"})
+place = "/tools/1/function/parameters/properties/x/pattern"
+check("a pattern beyond grammars", raw.headers["x-dynamicinfer-unenforced"] == place, raw.headers)
+odd[1]["function"]["strict"] = True
+check("the same, strict: 400", refused(openai.BadRequestError, tools=odd).code == "unsupported_schema")
+form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+both = client.chat.completions.create(**{**CALL, "tool_choice": "auto"}, response_format=form).choices[0].message
+check("tools beside a form", both.tool_calls or 0 <= json.loads(both.content)["age"] <= 99, both)
 result = {"role": "tool", "tool_call_id": called.id, "content": "sunny"}
-turns = [*ASK["messages"], made.message.model_dump(exclude_none=True), result]
+turns = [*ASK["messages"], made.message.model_dump(), result]
 check("tool result", client.chat.completions.create(**{**CALL, "messages": turns, "tool_choice": "auto"}).choices)
 NEW = dict(model="demo", input="Once upon a time", temperature=0, max_output_tokens=24)
 response = client.responses.create(**NEW)

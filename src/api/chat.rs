@@ -10,7 +10,7 @@ use crate::engine::sampler::SamplingParams;
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -68,6 +68,9 @@ request! {
         /// `auto`, `none`, `required`, or the function to call. `None`: `auto`.
         #[serde(deserialize_with = "super::fields::tree")]
         tool_choice: Value,
+        /// Variables of the model's chat template, such as `enable_thinking`: an object. A model without a template has none.
+        #[serde(deserialize_with = "super::fields::tree")]
+        chat_template_kwargs: Value,
         /// Accepted and ignored: how long a model thinks is what its template says.
         reasoning_effort: IgnoredAny,
         /// Accepted and ignored.
@@ -88,7 +91,7 @@ request! {
 }
 
 /// One message of a conversation, as the request has it.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChatMessage {
     /// `system`, `developer` (the same), `user`, `assistant` or `tool`.
@@ -98,13 +101,26 @@ pub struct ChatMessage {
     /// Accepted and ignored.
     #[serde(rename = "name")]
     pub _name: Option<String>,
-    /// Accepted and ignored.
-    #[serde(rename = "refusal")]
-    pub _refusal: Option<IgnoredAny>,
+    /// Taken as the text where an assistant's message has no other.
+    pub refusal: Option<String>,
     /// The calls of functions that the assistant's message was.
     pub tool_calls: Option<Vec<PastCall>>,
     /// The call that a tool's message answers.
     pub tool_call_id: Option<String>,
+    /// What the assistant thought before its message: given to the model's template.
+    pub reasoning_content: Option<String>,
+    /// The same under another name that servers use.
+    pub reasoning: Option<String>,
+    /// Refused unless null: only text can be read.
+    pub audio: Option<IgnoredAny>,
+    /// Refused unless null: `tool_calls` has taken its place.
+    pub function_call: Option<IgnoredAny>,
+    /// Accepted and ignored: clients send back all of an answer, and this is about its text and no part of it.
+    #[serde(rename = "annotations")]
+    pub _annotations: Option<IgnoredAny>,
+    /// Accepted and ignored: the text once more, as a client's library read it.
+    #[serde(rename = "parsed")]
+    pub _parsed: Option<IgnoredAny>,
 }
 
 /// A call of a function in an earlier message.
@@ -128,29 +144,34 @@ pub struct CalledFunction {
 /// A part of a message's content.
 #[derive(Debug, Deserialize)]
 pub struct ContentPart {
-    /// `text`; in the responses API `input_text` or `output_text`. Nothing else is supported.
+    /// `text` or `refusal`; in the responses API `input_text` or `output_text`. Nothing else is supported.
     #[serde(rename = "type")]
     pub kind: String,
     /// The part's text.
     pub text: Option<String>,
+    /// The text of a refusal.
+    pub refusal: Option<String>,
 }
 
 impl ChatMessage {
     /// A message without calls.
     pub fn new(role: String, content: Option<TextOr<ContentPart>>) -> ChatMessage {
-        ChatMessage { role, content, _name: None, _refusal: None, tool_calls: None, tool_call_id: None }
+        ChatMessage { role, content, ..ChatMessage::default() }
     }
 
     /// The text of the message; `field` is its place in the request.
     fn text(&self, field: &str) -> Result<String, ApiError> {
         match &self.content {
-            None if self.tool_calls.is_some() => Ok(String::new()),
+            None if self.role == "assistant" && self.refusal.is_some() => Ok(self.refusal.clone().unwrap_or_default()),
+            None if self.tool_calls.is_some() || self.thought().is_some() => Ok(String::new()),
             None => Err(ApiError::field(format!("{field}.content"), "the content is missing; give a string")),
             Some(TextOr::Text(text)) => Ok(text.clone()),
             Some(TextOr::List(parts)) => {
-                let piece = |(i, part): (usize, &ContentPart)| match (&part.text, part.kind.as_str()) {
-                    (Some(piece), "text" | "input_text" | "output_text") => Ok(piece.clone()),
-                    (_, kind) => {
+                let piece = |(i, part): (usize, &ContentPart)| match (&part.text, &part.refusal, part.kind.as_str()) {
+                    (Some(piece), _, "text" | "input_text" | "output_text") | (_, Some(piece), "refusal") => {
+                        Ok(piece.clone())
+                    }
+                    (_, _, kind) => {
                         let kind = crate::error::excerpt(kind);
                         let message = format!("a part of type '{kind}' cannot be read; only text can");
                         Err(ApiError::field(format!("{field}.content.{i}"), message))
@@ -159,6 +180,28 @@ impl ChatMessage {
                 parts.iter().enumerate().map(piece).collect()
             }
         }
+    }
+
+    /// What an assistant thought before it said that.
+    fn thought(&self) -> Option<&String> {
+        self.reasoning_content.as_ref().or(self.reasoning.as_ref())
+    }
+
+    /// Refuses what only an assistant's message may have, and what could change the answer and is not supported; `at` is its place in the
+    /// request.
+    fn refuse(&self, at: &str) -> Result<(), ApiError> {
+        let other = self.role != "assistant";
+        let refused = [
+            ("tool_calls", other && self.tool_calls.is_some(), "only the assistant calls functions"),
+            ("reasoning_content", other && self.reasoning_content.is_some(), "only the assistant's thoughts are taken"),
+            ("reasoning", other && self.reasoning.is_some(), "only the assistant's thoughts are taken"),
+            ("audio", self.audio.is_some(), "audio cannot be read; send its transcript as content"),
+            ("function_call", self.function_call.is_some(), "it is no longer taken; send the call in tool_calls"),
+        ];
+        refused
+            .into_iter()
+            .find(|(_, is, _)| *is)
+            .map_or(Ok(()), |(field, _, why)| Err(ApiError::field(format!("{at}.{field}"), why)))
     }
 
     /// The function that the message of a tool answers for; `called` has the functions by the ids of the calls before it.
@@ -186,10 +229,8 @@ pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, A
     let mut called: HashMap<&str, &str> = HashMap::new();
     for (i, message) in said.iter().enumerate() {
         let at = format!("{field}.{i}");
+        message.refuse(&at)?;
         let text = message.text(&at)?;
-        if message.tool_calls.is_some() && message.role != "assistant" {
-            return Err(ApiError::field(format!("{at}.tool_calls"), "only the assistant calls functions"));
-        }
         match message.role.as_str() {
             // OpenAI's newer name for the system role.
             "developer" => messages.push(Message::new("system", &text)),
@@ -203,7 +244,8 @@ pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, A
                 }
                 let calls = calls.map(|call| FunctionCall::said(&call.function.name, &call.function.arguments));
                 let text: Vec<String> = Some(text).filter(|text| !text.is_empty()).into_iter().chain(calls).collect();
-                messages.push(Message::new("assistant", &text.join("\n")));
+                let reasoning_content = message.thought().cloned();
+                messages.push(Message { reasoning_content, ..Message::new("assistant", &text.join("\n")) });
             }
             "tool" => {
                 let text = format!("The function {} returned:\n{text}", message.answers(&at, &called)?);
@@ -240,6 +282,33 @@ pub fn join_parts(messages: &mut [ChatMessage], model: &ServedModel) -> Result<(
     Ok(())
 }
 
+/// The field `chat_template_kwargs`: variables of the model's chat template.
+///
+/// # Errors
+/// 400 for what is no object, and for variables that the request has in another place.
+fn variables(given: Option<Value>) -> Result<Map<String, Value>, ApiError> {
+    /// Where a request has what a template finds in them.
+    const OWN: [(&str, &str); 6] = [
+        ("messages", "the field messages has them"),
+        ("tools", "the field tools has them"),
+        ("add_generation_prompt", "a prompt always ends where the answer begins"),
+        ("chat_template", "the model has its own"),
+        ("bos_token", "the model has its own"),
+        ("eos_token", "the model has its own"),
+    ];
+    const FIELD: &str = "chat_template_kwargs";
+    match given {
+        None => Ok(Map::new()),
+        Some(Value::Object(given)) => match OWN.into_iter().find(|(name, _)| given.contains_key(*name)) {
+            None => Ok(given),
+            Some((name, why)) => {
+                Err(ApiError::field(format!("{FIELD}.{name}"), format!("'{name}' is not set here: {why}")))
+            }
+        },
+        Some(_) => Err(ApiError::field(FIELD, format!("{FIELD} is no object of names and values"))),
+    }
+}
+
 impl ChatRequest {
     /// Checks the values of all fields that can be checked without the model and the messages.
     ///
@@ -249,6 +318,7 @@ impl ChatRequest {
         for (field, asked) in [("max_tokens", self.max_tokens), ("max_completion_tokens", self.max_completion_tokens)] {
             room(field, asked, 0, usize::MAX)?;
         }
+        variables(self.chat_template_kwargs.take())?;
         let mut common = self.common();
         common.sampling(SamplingParams::default(), 0)?;
         common.stops().map(drop)
@@ -272,7 +342,8 @@ impl ChatRequest {
         join_parts(&mut said, model)?;
         let mut messages = conversation("messages", &said)?;
         if let Some(tools) = &tools {
-            messages = tools.introduced(messages, model.habits()?.takes_system);
+            let json = self.response_format.as_ref().is_some_and(ResponseFormat::is_json);
+            messages = tools.introduced(messages, json, model.habits()?.takes_system);
         }
         let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (false, None | Some(0)) => None,
@@ -286,8 +357,8 @@ impl ChatRequest {
                 Some(top as usize)
             }
         };
-        let plan = self.common().check(model, fresh_seed)?.with_tools(tools)?;
-        let prompt = model.conversation(&messages)?;
+        let plan = self.common().check(model, fresh_seed)?.with_tools(tools);
+        let prompt = model.conversation(&messages, variables(self.chat_template_kwargs.take())?)?;
         let (param, asked) = match self.max_completion_tokens {
             Some(most) => ("max_completion_tokens", Some(most)),
             None => ("max_tokens", self.max_tokens),

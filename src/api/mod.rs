@@ -6,6 +6,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod error;
 pub mod fields;
+pub mod forms;
 pub mod habits;
 pub mod model;
 pub mod request;
@@ -13,6 +14,7 @@ mod response_object;
 pub mod responses;
 pub mod schema;
 pub mod schema_bounds;
+pub mod schema_parts;
 pub mod stream;
 pub mod tools;
 

@@ -7,7 +7,7 @@ use crate::child::this_program;
 use crate::engine::sampler::SamplingParams;
 use crate::tokenizer::chat_template::{Input, Message, Renderer};
 use crate::tokenizer::{Special, Tokenizer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::{Arc, OnceLock};
 
 /// Bytes per token that no prompt exceeds: a longer text is refused before it is tokenised.
@@ -180,13 +180,15 @@ impl ServedModel {
         Ok(self.tokenizer.decode(tokens))
     }
 
-    /// Tokens of a conversation, rendered by the model's chat template. A model without a template gets the texts joined by line breaks.
+    /// Tokens of a conversation, rendered by the model's chat template, which sees `variables`, too. A model without a template gets the
+    /// texts joined by line breaks.
     ///
     /// # Errors
     /// 400 if the template refuses the messages or they are too long; 500 if the template itself is at fault; 503 if its process cannot be
     /// started or was killed.
-    pub fn conversation(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
-        self.check_length("messages", messages.iter().map(|m| m.content.len()).sum())?;
+    pub fn conversation(&self, messages: &[Message], variables: Map<String, Value>) -> Result<Vec<u32>, ApiError> {
+        let bytes = |m: &Message| m.content.len() + m.reasoning_content.as_ref().map_or(0, String::len);
+        self.check_length("messages", messages.iter().map(bytes).sum())?;
         let refuse = |e: crate::Error| match e {
             // Lack of memory is not the fault of the messages.
             crate::Error::Memory(_) => ApiError::from(e).retry_after(1),
@@ -195,9 +197,18 @@ impl ServedModel {
         };
         let tokens = match self.tokenizer.chat_template() {
             Some(template) => {
-                let safe = |m: &Message| Message::new(&m.role, &self.tokenizer.defuse(&m.content));
+                let safe = |m: &Message| Message {
+                    role: m.role.clone(),
+                    content: self.tokenizer.defuse(&m.content),
+                    reasoning_content: m.reasoning_content.as_deref().map(|thought| self.tokenizer.defuse(thought)),
+                };
                 let messages: Vec<Message> = messages.iter().map(safe).collect();
-                let input = Input::of(template, &messages, &self.tokenizer);
+                let mut variables = Value::Object(variables);
+                defuse(&mut variables, &self.tokenizer);
+                let mut input = Input::of(template, &messages, &self.tokenizer);
+                if let Value::Object(variables) = variables {
+                    input.extras.extend(variables);
+                }
                 let text = self.renderer.render(&input, self.tokenizer.path()).map_err(refuse)?;
                 // A template may add text of any length, which is tokenised as well.
                 self.check_length("messages", text.len())?;
@@ -248,4 +259,19 @@ fn broken_template(bad: &crate::error::BadFile) -> ApiError {
     let reason = crate::error::printable(&bad.reason);
     let message = format!("the model's chat template cannot be rendered: {reason}; the request is not at fault");
     ApiError::new(500, message).code("bad_chat_template")
+}
+
+/// Makes all texts of a value harmless ([`Tokenizer::defuse`]).
+fn defuse(value: &mut Value, tokenizer: &Tokenizer) {
+    match value {
+        Value::String(text) => *text = tokenizer.defuse(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| defuse(item, tokenizer)),
+        Value::Object(map) => {
+            for (name, mut inner) in std::mem::take(map) {
+                defuse(&mut inner, tokenizer);
+                map.insert(tokenizer.defuse(&name), inner);
+            }
+        }
+        _ => {}
+    }
 }

@@ -2,8 +2,8 @@
 
 use super::error::{ApiError, malformed};
 use super::fields::{Numbers, TextOr};
+use super::forms::{AnswerForms, Form, Forms};
 use super::model::ServedModel;
-use super::schema::Form;
 use super::stream::{Answer, Prepared, Wire};
 use super::tools::Tools;
 use crate::child::Wanted;
@@ -12,7 +12,7 @@ use crate::generation::Job;
 use crate::tokenizer::TextStream;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Answers per prompt, and prompts per request, at most: each answer takes a place in the queue.
@@ -225,26 +225,25 @@ impl Common {
 
 impl Plan {
     /// Lets the answers call functions.
-    ///
-    /// # Errors
-    /// 400 if the request wants a form of its own for the answer, too.
-    pub fn with_tools(self, tools: Option<Tools>) -> Result<Plan, ApiError> {
-        if tools.is_some() && self.response_format.as_ref().is_some_and(|format| format.kind != "text") {
-            let message = "an answer cannot have a form of its own and call tools; leave one of the two out";
-            return Err(ApiError::field("response_format", message));
-        }
-        Ok(Plan { tools, ..self })
+    #[must_use]
+    pub fn with_tools(self, tools: Option<Tools>) -> Plan {
+        Plan { tools, ..self }
     }
 
-    /// The form of every answer; `None` for plain text.
+    /// The forms that the answers may have; `None` for plain text.
     ///
     /// # Errors
-    /// 400 for a `response_format` that there is not.
-    fn form(&self) -> Result<Option<Form>, ApiError> {
-        if let Some(tools) = &self.tools {
-            return Ok(Some(Form { schema: Some(tools.schema()), or_text: !tools.required, field: "tools" }));
-        }
-        self.response_format.as_ref().map_or(Ok(None), ResponseFormat::form)
+    /// 400 for a `response_format` that is not known.
+    fn forms(&self) -> Result<Option<AnswerForms>, ApiError> {
+        let format = self.response_format.as_ref().map_or(Ok(Vec::new()), |f| f.forms(self.tools.is_some()))?;
+        let Some(tools) = &self.tools else {
+            let forms = (!format.is_empty()).then_some(Forms(format));
+            return Ok(forms.map(|forms| AnswerForms { forms, calls: 0, or_text: false }));
+        };
+        let mut forms = tools.forms();
+        let (calls, or_text) = (forms.len(), !tools.required && format.is_empty());
+        forms.extend(format.into_iter().filter(|_| !tools.required));
+        Ok(Some(AnswerForms { forms: Forms(forms), calls, or_text }))
     }
 
     /// One job for each answer to `prompt`, without the grammar of the answer's form; answer i draws with seed + i. `whole`: the answer is a
@@ -275,19 +274,20 @@ impl Plan {
     /// Puts `jobs`, of all prompts, together with what is needed to write the answer.
     ///
     /// # Errors
-    /// 400 for a `response_format` that there is not.
+    /// 400 for a `response_format` that is not known.
     pub fn prepared(
-        &self,
+        self,
         wire: Wire,
         id: String,
         model: &Arc<ServedModel>,
         jobs: Vec<Job>,
     ) -> Result<Prepared, ApiError> {
-        let calls = self.tools.is_some();
-        let answer =
-            Answer { wire, id, created: crate::clock::unix_seconds(), model: model.clone(), calls, echo: Value::Null };
-        let form = self.form()?;
-        Ok(Prepared { per_prompt: self.n, jobs, answer, stream: self.stream, usage: self.usage, form })
+        let form = self.forms()?;
+        let Plan { tools, stream, usage, n: per_prompt, .. } = self;
+        let calls = tools.map_or(Vec::new(), |tools| tools.names()).into();
+        let (created, echo) = (crate::clock::unix_seconds(), Value::Null);
+        let answer = Answer { wire, id, created, model: model.clone(), calls, usage: stream && usage, echo };
+        Ok(Prepared { per_prompt, jobs, answer, stream, form, unenforced: Vec::new() })
     }
 }
 
@@ -347,38 +347,50 @@ pub struct JsonSchema {
     /// The JSON schema; `None` is refused.
     #[serde(default, deserialize_with = "super::fields::tree")]
     pub schema: Option<Value>,
-    /// Accepted and ignored: the schema is always enforced.
-    #[serde(rename = "strict")]
-    pub _strict: Option<bool>,
+    /// Whether a schema that no grammar can hold all of is refused. `None`: no, as much of it is enforced as can be.
+    pub strict: Option<bool>,
 }
 
 impl JsonSchema {
     /// A schema without a name.
-    pub fn of(schema: Option<Value>) -> JsonSchema {
-        JsonSchema { _name: None, _description: None, schema, _strict: None }
+    pub fn of(schema: Option<Value>, strict: Option<bool>) -> JsonSchema {
+        JsonSchema { _name: None, _description: None, schema, strict }
     }
 }
 
 impl ResponseFormat {
-    /// The form that it asks for; `None` for plain text.
+    /// The forms that the answer may have; none for plain text. `calls`: it may also be a call of a function.
     ///
     /// # Errors
-    /// 400 for a format that there is not.
-    fn form(&self) -> Result<Option<Form>, ApiError> {
+    /// 400 for a format that is not known: it is never silently left out.
+    pub fn forms(&self, calls: bool) -> Result<Vec<Form>, ApiError> {
         let refuse = |why: String| ApiError::field("response_format", why);
-        let schema = match (self.kind.as_str(), &self.json_schema) {
-            ("text", None) => return Ok(None),
-            ("json_object", None) => None,
-            ("json_schema", Some(JsonSchema { schema: Some(schema), .. })) => Some(schema.clone()),
-            ("json_schema", _) => {
-                return Err(ApiError::field("response_format.json_schema.schema", "json_schema needs a schema"));
+        let object = |schema: Value| Form { schema, strict: None, given: "", place: "/response_format".into() };
+        match (self.kind.as_str(), &self.json_schema) {
+            ("text", None) => Ok(Vec::new()),
+            ("json_object", None) if !calls => Ok(vec![object(json!({"type": "object"}))]),
+            // What has both names is a call, whose schema would not be kept to if any object could have them.
+            ("json_object", None) => {
+                let without = |name: &str| object(json!({"type": "object", "properties": {name: false}}));
+                Ok(["name", "arguments"].map(without).into())
             }
-            ("text" | "json_object", Some(_)) => return Err(refuse("json_schema belongs to type json_schema".into())),
+            ("json_schema", Some(JsonSchema { schema: Some(schema), strict, .. })) => {
+                let place = "/response_format/json_schema/schema".into();
+                Ok(vec![Form { schema: schema.clone(), strict: Some(*strict == Some(true)), given: "", place }])
+            }
+            ("json_schema", _) => {
+                Err(ApiError::field("response_format.json_schema.schema", "json_schema needs a schema"))
+            }
+            ("text" | "json_object", Some(_)) => Err(refuse("json_schema belongs to type json_schema".into())),
             (kind, _) => {
                 let kind = crate::error::excerpt(kind);
-                return Err(refuse(format!("the type '{kind}' is unknown; take text, json_object or json_schema")));
+                Err(refuse(format!("the type '{kind}' is unknown; take text, json_object or json_schema")))
             }
-        };
-        Ok(Some(Form { schema, or_text: false, field: "response_format" }))
+        }
+    }
+
+    /// Whether it asks for JSON.
+    pub fn is_json(&self) -> bool {
+        self.kind != "text"
     }
 }

@@ -9,7 +9,7 @@ use super::stream::{Prepared, Wire};
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// The names of all fields of the request.
@@ -133,14 +133,13 @@ struct TextFormat {
     _name: Option<String>,
     #[serde(rename = "description")]
     _description: Option<String>,
-    #[serde(rename = "strict")]
-    _strict: Option<bool>,
+    strict: Option<bool>,
 }
 
 impl TextFormat {
     fn response_format(self) -> ResponseFormat {
         let named = self.kind == "json_schema";
-        ResponseFormat { kind: self.kind, json_schema: named.then(|| JsonSchema::of(self.schema)) }
+        ResponseFormat { kind: self.kind, json_schema: named.then(|| JsonSchema::of(self.schema, self.strict)) }
     }
 }
 
@@ -181,7 +180,7 @@ impl ResponsesRequest {
             ..Common::default()
         };
         let plan = common.check(model, fresh_seed)?;
-        let prompt = model.conversation(&messages).map_err(|e| match e.param.as_deref() {
+        let prompt = model.conversation(&messages, Map::new()).map_err(|e| match e.param.as_deref() {
             Some("messages") => ApiError { param: Some("input".into()), ..e },
             _ => e,
         })?;

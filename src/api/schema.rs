@@ -11,9 +11,13 @@
 //! vocabulary only decides how many bytes ahead a mask looks, and masks have the library's fuel in the child as here. So the child's
 //! vocabulary is bytes, pieces of JSON and short numbers; the real one would be a megabyte through the pipe, to be made into a tree again
 //! for each request.
+//!
+//! What a grammar cannot hold of a schema is left out, unless the request wants all of it (`strict`): the trial finds it.
 
 use super::error::{ApiError, unsupported};
+use super::forms::AnswerForms;
 use super::schema_bounds::{check, heavy_places, place_of};
+use super::schema_parts::{Way, culprits, ignored, remove};
 use crate::child::{Children, End, Wanted, Work, say, status_bytes};
 use crate::clock::{self, Duration};
 use crate::error::excerpt;
@@ -21,6 +25,7 @@ use crate::generation::metrics::Number;
 use crate::generation::places::{Place, Places};
 use crate::generation::{Grammar, Grammars};
 use crate::tokenizer::Tokenizer;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -44,8 +49,10 @@ const LARGEST: u64 = 128 << 20;
 static TRIAL: Work = Work {
     argument: CHILD_ARGUMENT,
     doing: "compiling",
-    longest_request: super::schema_bounds::LONGEST,
-    longest_answer: 4 << 10,
+    // The schema, and whether all of it is wanted.
+    longest_request: super::schema_bounds::LONGEST + 64,
+    // What is left out, of which JSON may write a byte as six, and a message.
+    longest_answer: 8 * MAX_LEFT_OUT,
     // Stacks and allocators' reservations among it.
     memory: 512 << 20,
     stack: STACK,
@@ -70,16 +77,40 @@ const MAX_WAITING: usize = 64;
 /// How often a trial looks whether its time is over.
 const LOOK: Duration = Duration::from_millis(50);
 
-type Verdict = Result<(), String>;
+/// Bytes of the names of all parts that are left out of a schema, at most.
+const MAX_LEFT_OUT: usize = 16 << 10;
+/// Times that a schema is compiled again without parts that were at fault, at most: there are fewer kinds of them.
+const MAX_ROUNDS: usize = 8;
 
-/// The form that an answer must have.
-pub struct Form {
-    /// Its JSON schema; `None` for any JSON object.
-    pub schema: Option<Value>,
-    /// Whether an answer that does not begin with `{` may be any text.
-    pub or_text: bool,
-    /// The request's field that asks for it.
-    pub field: &'static str,
+/// What the trial of a schema says: what no grammar holds of it, or why it is refused.
+type Verdict = Result<LeftOut, String>;
+
+/// Parts of a schema that no grammar holds. None if all of it was wanted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// The library refuses a schema that has them.
+    removed: Vec<Way>,
+    /// The library passes over them.
+    ignored: Vec<Way>,
+}
+
+impl LeftOut {
+    /// The ways to all of them.
+    fn ways(&self) -> impl Iterator<Item = &Way> {
+        self.removed.iter().chain(&self.ignored)
+    }
+
+    fn bytes(&self) -> usize {
+        self.ways().flatten().map(|step| step.len() + 3).sum()
+    }
+}
+
+/// What a trial is about.
+#[derive(Deserialize, Serialize)]
+struct Question<S> {
+    /// Whether all of the schema has to be enforced.
+    strict: bool,
+    schema: S,
 }
 
 /// Compiles the schemas of requests for one model, after a trial in a child process. One trial runs at a time, because each may take a core
@@ -120,47 +151,79 @@ impl Schemas {
         self.grammars.get_or_init(|| Grammars::new(&self.tokenizer, self.vocab)).as_ref().map_err(Clone::clone)
     }
 
-    /// The grammar of a form. Waits for the trial of a schema that is not known, but no longer than the answer is `wanted`; clients take
-    /// turns. Dropping the future gives up the wait.
+    /// The grammar of an answer in one of some forms, and JSON pointers of what of the request's schemas it does not hold. Waits for the
+    /// trials of schemas that are not known, but no longer than the answer is `wanted`; clients take turns. Dropping the future gives up the
+    /// wait.
     ///
     /// # Errors
-    /// 400 with the part of the schema at fault, where it can be told; 429 if too many requests wait already.
-    pub async fn grammar(self: &Arc<Schemas>, form: Form, client: u64, wanted: &Wanted) -> Result<Grammar, ApiError> {
-        let field = form.field;
-        let made = self.tried_and_compiled(form, client, wanted).await;
+    /// 400 with the field and the part of the schema at fault, where it can be told; 429 if too many requests wait already.
+    pub async fn answer(
+        self: &Arc<Schemas>,
+        answer: AnswerForms,
+        client: u64,
+        wanted: &Wanted,
+    ) -> Result<(Grammar, Vec<String>), ApiError> {
+        let made = self.tried_and_compiled(answer, client, wanted).await;
         if made.is_err() {
             self.refused.add(1);
         }
-        made.map_err(|error| if error.status == 400 { ApiError { param: Some(field.into()), ..error } } else { error })
+        made
     }
 
     async fn tried_and_compiled(
         self: &Arc<Schemas>,
-        form: Form,
+        answer: AnswerForms,
         client: u64,
         wanted: &Wanted,
-    ) -> Result<Grammar, ApiError> {
-        if let Some(schema) = &form.schema {
-            check(schema).map_err(unsupported)?;
-            self.verdict(schema, client, wanted).await?.map_err(unsupported)?;
+    ) -> Result<(Grammar, Vec<String>), ApiError> {
+        // They have to pass by themselves.
+        for (field, whole) in answer.strict_beside_others() {
+            self.admit(&whole.schema(), true, client, wanted).await.map_err(|e| whole.refused(field, e))?;
         }
+        let (strict, any, or_text, field) = (answer.strict(), answer.is_any_object(), answer.or_text, answer.field());
+        let forms = answer.forms;
+        let mut schema = forms.schema();
+        let mut left_out = LeftOut::default();
+        if !any {
+            left_out = self.admit(&schema, strict, client, wanted).await.map_err(|e| forms.refused(field, e))?;
+        }
+        left_out.removed.iter().for_each(|way| remove(&mut schema, way));
         // One at a time: the limit on memory is for a single one.
         let place = turn(&self.compiling, client).await?;
         let schemas = self.clone();
         let grammar = in_place(place, move || {
-            let grammars = schemas.grammars().map_err(|why| ApiError::field(form.field, why))?;
-            let grammar = match &form.schema {
-                None => grammars.json_object().map_err(unsupported)?,
-                Some(schema) => compile(grammars, schema).map_err(|why| unsupported(placed(schema, &why)))?,
-            };
-            Ok(if form.or_text { grammar.if_json() } else { grammar })
+            let grammars = schemas.grammars().map_err(|why| ApiError::field(field, why))?;
+            match any {
+                true => grammars.json_object().map_err(unsupported),
+                false => compile(grammars, &schema, strict).map_err(|why| unsupported(placed(&schema, &why))),
+            }
         });
-        grammar.await
+        let grammar = grammar.await.map_err(|e| forms.refused(field, e))?;
+        let grammar = if or_text { grammar.if_json() } else { grammar };
+        Ok((grammar, left_out.ways().map(|way| forms.place(way)).collect()))
+    }
+
+    /// What no grammar holds of `schema`, by its trial.
+    async fn admit(
+        self: &Arc<Schemas>,
+        schema: &Value,
+        strict: bool,
+        client: u64,
+        wanted: &Wanted,
+    ) -> Result<LeftOut, ApiError> {
+        check(schema).map_err(unsupported)?;
+        self.verdict(schema, strict, client, wanted).await?.map_err(unsupported)
     }
 
     /// The verdict of the trial of `schema`, from memory or by running it. A known schema does not wait for other trials.
-    async fn verdict(self: &Arc<Schemas>, schema: &Value, client: u64, wanted: &Wanted) -> Result<Verdict, ApiError> {
-        let text = schema.to_string();
+    async fn verdict(
+        self: &Arc<Schemas>,
+        schema: &Value,
+        strict: bool,
+        client: u64,
+        wanted: &Wanted,
+    ) -> Result<Verdict, ApiError> {
+        let text = serde_json::to_string(&Question { strict, schema }).unwrap_or_default();
         if let Some(verdict) = self.known(&text) {
             return Ok(verdict);
         }
@@ -238,8 +301,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Compiles on a thread with [`STACK`] bytes of stack.
-fn compile(grammars: &Grammars, schema: &Value) -> Result<Grammar, String> {
-    with_stack(STACK, || grammars.json_schema(schema))?
+fn compile(grammars: &Grammars, schema: &Value, strict: bool) -> Result<Grammar, String> {
+    with_stack(STACK, || grammars.json_schema(schema, strict))?
 }
 
 fn with_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> Result<T, String> {
@@ -267,14 +330,14 @@ fn weighed(schema: &Value, why: &str) -> String {
 /// calls it when the first argument is [`CHILD_ARGUMENT`].
 pub fn child_main() -> ExitCode {
     TRIAL.run(|request| {
-        let schema: Value = serde_json::from_slice(&request).ok()?;
+        let Question { strict, schema } = serde_json::from_slice::<Question<Value>>(&request).ok()?;
         check(&schema).ok()?;
-        serde_json::to_vec(&watched(&schema)).ok()
+        serde_json::to_vec(&watched(&schema, strict)).ok()
     })
 }
 
 /// The verdict of a trial; if the trial takes too long, a message that says where it was, and the process ends.
-fn watched(schema: &Value) -> Verdict {
+fn watched(schema: &Value, strict: bool) -> Verdict {
     let at = &Mutex::new(None::<Vec<u8>>);
     std::thread::scope(|scope| {
         let (done, over) = channel::<()>();
@@ -289,7 +352,7 @@ fn watched(schema: &Value) -> Verdict {
             }
         };
         let _ = std::thread::Builder::new().spawn_scoped(scope, watch);
-        let verdict = trial(schema, |text| *lock(at) = Some(text.to_vec()));
+        let verdict = trial(schema, strict, |text| *lock(at) = Some(text.to_vec()));
         drop(done);
         verdict
     })
@@ -309,13 +372,36 @@ fn late(at: Option<&[u8]>) -> String {
 ///
 /// # Errors
 /// Why the schema is refused, in words.
-pub fn trial(schema: &Value, mut told: impl FnMut(&[u8]) + Send) -> Verdict {
+pub fn trial(schema: &Value, strict: bool, mut told: impl FnMut(&[u8]) + Send) -> Verdict {
     let small = Grammars::small()?;
     let before = status_bytes("VmHWM:").unwrap_or(0);
-    let grammar = small.json_schema(schema).map_err(|why| placed(schema, &why))?;
+    let (mut grammar, left_out) = without_culprits(&small, schema, strict)?;
+    let left_out = LeftOut { ignored: ignored(schema, &grammar.warnings()), ..left_out };
+    if left_out.bytes() > MAX_LEFT_OUT {
+        let n = left_out.removed.len() + left_out.ignored.len();
+        return Err(format!("{n} of its parts cannot be enforced, too many to list; leave them out"));
+    }
     with_stack(MASK_STACK, move || WAYS.iter().try_for_each(|way| grammar.clone().walk(way, MAX_POINTER, &mut told)))??;
     match status_bytes("VmHWM:").unwrap_or(0).saturating_sub(before) {
         more if more > LARGEST => Err(weighed(schema, &format!("it takes more than {} MiB of memory", LARGEST >> 20))),
-        _ => Ok(()),
+        _ => Ok(left_out),
     }
+}
+
+/// The grammar of `schema`, without the parts that the library refuses where not all is wanted.
+fn without_culprits(small: &Grammars, schema: &Value, strict: bool) -> Result<(Grammar, LeftOut), String> {
+    let (mut rest, mut left_out) = (schema.clone(), LeftOut::default());
+    for _ in 0..MAX_ROUNDS {
+        let why = match small.json_schema(&rest, strict) {
+            Ok(grammar) => return Ok((grammar, left_out)),
+            Err(why) => why,
+        };
+        let parts = if strict { Vec::new() } else { culprits(small, &rest, &why) };
+        if parts.is_empty() {
+            return Err(placed(schema, &why));
+        }
+        parts.iter().for_each(|way| remove(&mut rest, way));
+        left_out.removed.extend(parts);
+    }
+    Err("too many kinds of its parts cannot be enforced".into())
 }

@@ -16,7 +16,7 @@ const MAX_ENTRIES: usize = 4_096;
 const NAMED: usize = 3;
 
 /// The JSON pointer of a place in the schema; `way` has the steps to it, the innermost last.
-fn pointer(way: &[String]) -> String {
+pub fn pointer(way: &[String]) -> String {
     if way.is_empty() {
         return "the root".into();
     }

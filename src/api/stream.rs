@@ -1,9 +1,9 @@
 //! Turns events into OpenAI's JSON objects: whole answers, and chunks of a stream.
 
 use super::error::{ApiError, unsupported};
+use super::forms::AnswerForms;
 use super::model::ServedModel;
 use super::response_object::{self, Response};
-use super::schema::Form;
 use super::tools::FunctionCall;
 use crate::child::Wanted;
 use crate::generation::{Delta, Done, Event, Job, Logprob, Reason};
@@ -29,12 +29,12 @@ pub struct Prepared {
     pub answer: Answer,
     /// Whether the answer is sent in chunks while it is generated.
     pub stream: bool,
-    /// Whether a last chunk of the stream reports the numbers of tokens.
-    pub usage: bool,
     /// Choices for each prompt, whose tokens are counted once.
     pub per_prompt: usize,
-    /// The form of every answer, whose grammar the jobs are to have ([`Prepared::formed`]); `None` for plain text.
-    pub form: Option<Form>,
+    /// The forms that every answer may have, whose grammar the jobs are to have ([`Prepared::formed`]); `None` for plain text.
+    pub form: Option<AnswerForms>,
+    /// JSON pointers of the parts of the request's schemas that the answer is not kept to.
+    pub unenforced: Vec<String>,
 }
 
 impl Prepared {
@@ -45,7 +45,8 @@ impl Prepared {
     /// 400 for a form that cannot be enforced: it is never silently left out. 429 if too many wait for theirs.
     pub async fn formed(mut self, client: u64, wanted: &Wanted) -> Result<Prepared, ApiError> {
         if let Some(form) = self.form.take() {
-            let grammar = self.answer.model.schemas.grammar(form, client, wanted).await?;
+            let (grammar, unenforced) = self.answer.model.schemas.answer(form, client, wanted).await?;
+            self.unenforced = unenforced;
             self.jobs.iter_mut().for_each(|job| job.grammar = Some(grammar.clone()));
         }
         Ok(self)
@@ -63,8 +64,10 @@ pub struct Answer {
     pub created: u64,
     /// The model that answers.
     pub model: Arc<ServedModel>,
-    /// Whether an answer may be a call of a function.
-    pub calls: bool,
+    /// The functions that an answer may call.
+    pub calls: Arc<[String]>,
+    /// Whether a last chunk of a stream reports the numbers of tokens, which are null in those before.
+    pub usage: bool,
     /// What the answer repeats of the request, for [`Wire::Responses`]; null for the others.
     pub echo: Value,
 }
@@ -138,7 +141,11 @@ impl Answer {
     }
 
     fn chunk(&self, choice: Value) -> Value {
-        self.object(self.chunk_name(), vec![choice]).into()
+        let mut chunk = self.object(self.chunk_name(), vec![choice]);
+        if self.usage {
+            chunk.insert("usage".into(), Value::Null);
+        }
+        chunk.into()
     }
 
     /// The chunk with a piece of choice `index`; `offset` is the number of bytes of the choice's text before it.
@@ -160,7 +167,10 @@ impl Answer {
 
     /// The call that choice `index` is, as `tool_calls` has it; `None` if it is text, or was cut off.
     fn call(&self, index: usize, text: &str, reason: Reason) -> Option<Value> {
-        let call = FunctionCall::of(text).filter(|_| self.calls && reason == Reason::Stop)?;
+        if self.calls.is_empty() || reason != Reason::Stop {
+            return None;
+        }
+        let call = FunctionCall::of(text).filter(|call| self.calls.contains(&call.name))?;
         let own = self.id.rsplit('-').next().unwrap_or_default();
         Some(call.json(&format!("{own}_{index}")))
     }
@@ -258,7 +268,7 @@ pub struct ChoiceStream {
 impl ChoiceStream {
     /// Choice number `index` of an answer.
     pub fn new(answer: &Answer, index: usize) -> ChoiceStream {
-        let (answer, undecided) = (answer.clone(), answer.calls);
+        let (answer, undecided) = (answer.clone(), !answer.calls.is_empty());
         ChoiceStream {
             answer,
             index,
@@ -291,7 +301,7 @@ impl ChoiceStream {
         let mut text = delta.text.clone();
         if self.undecided {
             self.text.push_str(&text);
-            self.undecided = self.text.trim_start().chars().next().is_none_or(|first| first == '{');
+            self.undecided = FunctionCall::may_begin(&self.text, &self.answer.calls);
             text = if self.undecided { String::new() } else { std::mem::take(&mut self.text) };
         }
         self.piece(&text, &delta.logprobs)

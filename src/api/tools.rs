@@ -4,10 +4,10 @@
 //! its arguments to the function's schema. A call is an answer that is nothing but `{"name": ..., "arguments": {...}}`.
 
 use super::error::ApiError;
+use super::forms::{Form, reroot};
 use crate::error::excerpt;
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -31,9 +31,11 @@ struct Function {
     description: Option<String>,
     /// A JSON schema. `None`: the function has no arguments.
     parameters: Option<Value>,
-    /// Accepted and ignored: the schema is always enforced.
-    #[serde(rename = "strict")]
-    _strict: Option<IgnoredAny>,
+    /// Whether a schema that no grammar can hold all of is refused. `None`: no, as much of it is enforced as can be.
+    strict: Option<bool>,
+    /// Its place among the request's tools.
+    #[serde(skip)]
+    index: usize,
 }
 
 #[derive(Deserialize)]
@@ -71,10 +73,15 @@ impl Tools {
         Ok((!functions.is_empty()).then_some(Tools { functions, required }))
     }
 
+    /// The names of the functions.
+    pub fn names(&self) -> Vec<String> {
+        self.functions.iter().map(|function| function.name.clone()).collect()
+    }
+
     /// The messages with what can be called: in the system message, or before the first user's text where the model's template takes no
-    /// system message.
-    pub fn introduced(&self, mut messages: Vec<Message>, takes_system: bool) -> Vec<Message> {
-        let text = self.introduction();
+    /// system message. `json`: an answer that is no call is JSON.
+    pub fn introduced(&self, mut messages: Vec<Message>, json: bool, takes_system: bool) -> Vec<Message> {
+        let text = self.introduction(json);
         if let Some(system) = messages.first_mut().filter(|first| first.role == "system") {
             system.content = format!("{}\n\n{text}", system.content);
         } else if takes_system {
@@ -87,14 +94,15 @@ impl Tools {
         messages
     }
 
-    fn introduction(&self) -> String {
+    fn introduction(&self, json: bool) -> String {
         let mut text = String::from(
             "You can call functions. To call one, answer with nothing but its name and arguments as JSON:\n\
              {\"name\": \"NAME\", \"arguments\": {...}}\n",
         );
-        text.push_str(match self.required {
-            true => "Answer with a call.",
-            false => "If no call is needed, answer in plain text.",
+        text.push_str(match (self.required, json) {
+            (true, _) => "Answer with a call.",
+            (false, true) => "If no call is needed, answer in JSON.",
+            (false, false) => "If no call is needed, answer in plain text.",
         });
         text.push_str(" The functions, each with the JSON schema of its arguments:");
         for function in &self.functions {
@@ -104,21 +112,16 @@ impl Tools {
         text
     }
 
-    /// The JSON schema of a call of one of the functions.
-    pub fn schema(&self) -> Value {
-        match &self.functions[..] {
-            [only] => only.call("#/properties/arguments"),
-            several => {
-                let call = |(i, f): (usize, &Function)| f.call(&format!("#/anyOf/{i}/properties/arguments"));
-                json!({"anyOf": several.iter().enumerate().map(call).collect::<Vec<_>>()})
-            }
-        }
+    /// The forms of a call of each of the functions.
+    pub fn forms(&self) -> Vec<Form> {
+        self.functions.iter().map(Function::form).collect()
     }
 }
 
 fn checked((i, tool): (usize, Tool)) -> Result<Function, ApiError> {
     let at = |field: &str| format!("tools.{i}.{field}");
     let Tool { kind, function } = tool;
+    let function = Function { index: i, ..function };
     if kind != "function" {
         let message = format!("a tool of type '{}' cannot be called; only functions can", excerpt(kind));
         return Err(ApiError::field(at("type"), message));
@@ -173,35 +176,22 @@ impl Function {
         self.parameters.clone().unwrap_or_else(none)
     }
 
-    /// The JSON schema of a call, in which the arguments' schema has its place at the JSON pointer `root`.
-    fn call(&self, root: &str) -> Value {
+    /// The form of a call of it.
+    fn form(&self) -> Form {
+        const ARGUMENTS: &str = "/properties/arguments";
         let mut arguments = self.arguments();
         if arguments.get("type").is_none() && arguments.get("$ref").is_none() {
             arguments["type"] = "object".into();
         }
-        reroot(&mut arguments, root);
-        json!({
+        reroot(&mut arguments, &format!("#{ARGUMENTS}"));
+        let schema = json!({
             "type": "object",
             "properties": {"name": {"const": self.name}, "arguments": arguments},
             "required": ["name", "arguments"],
             "additionalProperties": false,
-        })
-    }
-}
-
-/// Has references within a schema point to where they did, now that the schema is part of another at `root`.
-fn reroot(schema: &mut Value, root: &str) {
-    match schema {
-        Value::Array(items) => items.iter_mut().for_each(|item| reroot(item, root)),
-        Value::Object(map) => {
-            for (key, value) in map {
-                match value {
-                    Value::String(to) if key == "$ref" && to.starts_with('#') => *to = format!("{root}{}", &to[1..]),
-                    inner => reroot(inner, root),
-                }
-            }
-        }
-        _ => {}
+        });
+        let place = format!("/tools/{}/function/parameters", self.index);
+        Form { schema, strict: Some(self.strict == Some(true)), given: ARGUMENTS, place }
     }
 }
 
@@ -218,12 +208,23 @@ impl FunctionCall {
     /// The call in an answer's whole text; `None` if it is another text, or a call that was cut off.
     pub fn of(text: &str) -> Option<FunctionCall> {
         #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
         struct Said {
             name: String,
             arguments: Box<RawValue>,
         }
         let Said { name, arguments } = serde_json::from_str(text).ok()?;
         Some(FunctionCall { name, arguments: arguments.get().to_owned() })
+    }
+
+    /// Whether an answer that begins with `text` may become a call of one of these functions.
+    pub fn may_begin(text: &str, functions: &[String]) -> bool {
+        let text = text.trim_start();
+        let begins = |name: &String| {
+            let call = format!("{{\"name\": {}", json!(name));
+            call.starts_with(text) || text.starts_with(&call)
+        };
+        functions.iter().any(begins)
     }
 
     /// As the model has said it, for the turns that follow.
@@ -245,6 +246,7 @@ impl FunctionCall {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::forms::Forms;
 
     fn read(tools: Value, choice: Value) -> Result<Option<Tools>, ApiError> {
         Tools::read(Some(tools), Some(choice).filter(|choice| !choice.is_null()))
@@ -260,7 +262,8 @@ mod tests {
             json!({"properties": {"at": {"$ref": "#/$defs/place"}}, "$defs": {"place": {"type": "string"}}});
         for n in 1..3 {
             let tools: Vec<Value> = (0..n).map(|i| function(&format!("f{i}"), parameters.clone())).collect();
-            let schema = read(tools.into(), json!("required")).unwrap().unwrap().schema();
+            let tools = read(tools.into(), json!("required")).unwrap().unwrap();
+            let schema = Forms(tools.forms()).schema();
             for i in 0..n {
                 let call = if n == 1 { &schema } else { &schema["anyOf"][i] };
                 let to = call["properties"]["arguments"]["properties"]["at"]["$ref"].as_str().unwrap();
@@ -274,8 +277,8 @@ mod tests {
         let tools = read(json!([function("a", json!({}))]), Value::Null).unwrap().unwrap();
         let said = |messages: &[(&str, &str)], takes_system| {
             let messages = messages.iter().map(|(role, text)| Message::new(role, text)).collect();
-            let said = tools.introduced(messages, takes_system).into_iter();
-            said.map(|m| (m.role, m.content.replace(&tools.introduction(), "TOOLS"))).collect::<Vec<_>>()
+            let said = tools.introduced(messages, false, takes_system).into_iter();
+            said.map(|m| (m.role, m.content.replace(&tools.introduction(false), "TOOLS"))).collect::<Vec<_>>()
         };
         let pairs =
             |list: &[(&str, &str)]| list.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect::<Vec<_>>();

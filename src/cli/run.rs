@@ -257,14 +257,16 @@ fn generate(
             break "length";
         }
         let token = sampler.sample(logits);
-        if tokenizer.is_end(token) && !args.sampling.ignore_eos {
+        let ends = tokenizer.is_end(token) && !args.sampling.ignore_eos;
+        // A stop string may end with the name of the token that ends the text.
+        let delta = tokenizer.say(&mut text, token, !ends);
+        emit(&delta.text)?;
+        all.push_str(&delta.text);
+        if ends {
             break "stop";
         }
         generated += 1;
         sampler.accept(token);
-        let delta = text.push(tokenizer.token_bytes(token).unwrap_or_default());
-        emit(&delta.text)?;
-        all.push_str(&delta.text);
         if delta.stopped {
             break "stop";
         }

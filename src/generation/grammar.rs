@@ -79,16 +79,17 @@ impl Grammars {
     /// # Errors
     /// What the library refuses; no case is known.
     pub fn json_object(&self) -> Result<Grammar, String> {
-        self.grammar(TopLevelGrammar::from_json_schema(compact(serde_json::json!({"type": "object"}))))
+        self.grammar(TopLevelGrammar::from_json_schema(compact(serde_json::json!({"type": "object"}), true)))
     }
 
     /// The grammar of JSON that fits a schema. Compiling takes as much stack, memory and time as the schema demands, so a stranger's schema
-    /// is tried in a child process before.
+    /// is tried in a child process before. If it is not `strict`, words of the schema that no grammar can hold are left out
+    /// ([`Grammar::warnings`]).
     ///
     /// # Errors
     /// What in the schema is not supported, or is too large.
-    pub fn json_schema(&self, schema: &serde_json::Value) -> Result<Grammar, String> {
-        self.grammar(TopLevelGrammar::from_json_schema(compact(schema.clone())))
+    pub fn json_schema(&self, schema: &serde_json::Value, strict: bool) -> Result<Grammar, String> {
+        self.grammar(TopLevelGrammar::from_json_schema(compact(schema.clone(), strict)))
     }
 
     fn grammar(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
@@ -112,9 +113,15 @@ fn in_short(error: impl std::fmt::Display) -> String {
 }
 
 /// JSON without optional white space: a small model would write line breaks without end.
-fn compact(mut schema: serde_json::Value) -> serde_json::Value {
+fn compact(mut schema: serde_json::Value, strict: bool) -> serde_json::Value {
+    if schema == true {
+        // The same as an object, which can say how it is written.
+        schema = serde_json::json!({});
+    }
     if let Some(object) = schema.as_object_mut() {
-        let style = serde_json::json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+        let style = serde_json::json!({
+            "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ", "lenient": !strict,
+        });
         object.insert("x-guidance".into(), style);
     }
     schema
@@ -129,6 +136,11 @@ impl Grammar {
     /// The same for an answer that may also be any text that does not begin with `{`.
     pub fn if_json(self) -> Grammar {
         Grammar { holds: Holds::IfJson, ..self }
+    }
+
+    /// What of its schema it does not hold, in the library's words; before the first token.
+    pub fn warnings(&mut self) -> Vec<String> {
+        self.matcher.grammar_warnings()
     }
 
     /// Sets the logits of all tokens that the grammar does not allow here to minus infinity; `logits` is `[vocab]`.

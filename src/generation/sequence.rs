@@ -166,15 +166,17 @@ impl Sequence {
             }
         }
         if ends {
+            // A stop string may end with the token's name.
+            let delta = tokenizer.say(&mut self.text, token, false);
+            self.release(delta.text, delta.stopped);
             return Some(Ended::Done(Reason::Stop));
         }
         self.sampler.accept(token);
-        let bytes = if shown { bytes } else { &[] };
         if let Some(top) = self.job.logprobs.filter(|_| shown) {
             self.pending.push((self.bytes, logprobs(&self.raw, token, top)));
         }
-        self.bytes += bytes.len();
-        let delta = self.text.push(bytes);
+        self.bytes += if shown { bytes.len() } else { 0 };
+        let delta = tokenizer.say(&mut self.text, token, shown);
         self.release(delta.text, delta.stopped);
         if delta.stopped || complete {
             return Some(Ended::Done(Reason::Stop));

@@ -28,7 +28,6 @@ pub struct EventStream {
     answer: Answer,
     choices: Vec<Choice>,
     per_prompt: usize,
-    with_usage: bool,
     usage: Usage,
     begun: bool,
     state: State,
@@ -47,12 +46,11 @@ enum State {
 }
 
 impl EventStream {
-    /// Streams the events of all choices, `per_prompt` of them for each prompt; `with_usage` adds a last chunk with the numbers of tokens.
+    /// Streams the events of all choices, `per_prompt` of them for each prompt.
     pub fn new(
         answer: Answer,
         events: Vec<Events>,
         per_prompt: usize,
-        with_usage: bool,
         ping_every: Duration,
         noted: Noted,
     ) -> EventStream {
@@ -61,7 +59,6 @@ impl EventStream {
             choices: events.into_iter().enumerate().map(choice).collect(),
             answer,
             per_prompt,
-            with_usage,
             usage: Usage::default(),
             begun: false,
             state: State::Running,
@@ -131,7 +128,7 @@ impl Body for EventStream {
             write(&mut out, vec![error.body()]);
             this.state = State::Aborting;
         } else if this.choices.iter().all(|choice| choice.ended) {
-            if this.with_usage {
+            if this.answer.usage {
                 write(&mut out, vec![this.answer.usage_chunk(&this.usage)]);
             }
             // The events of a response say by themselves which is the last.

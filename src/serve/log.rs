@@ -21,6 +21,7 @@ pub struct Noted(Arc<Mutex<Facts>>);
 struct Facts {
     model: Option<String>,
     usage: Usage,
+    unenforced: Option<String>,
     reason: Option<String>,
 }
 
@@ -38,6 +39,11 @@ impl Noted {
     /// Tokens of a text that is not answered.
     pub fn prompt(&self, tokens: usize) {
         self.0.lock().usage.prompt += tokens;
+    }
+
+    /// JSON pointers of the parts of its schemas that its answer is not kept to.
+    pub fn unenforced(&self, places: &[String]) {
+        self.0.lock().unenforced = (!places.is_empty()).then(|| excerpt(places.join(", ")));
     }
 
     /// Why it was refused or could not be answered.
@@ -83,7 +89,7 @@ impl LogEntry {
 impl Drop for LogEntry {
     fn drop(&mut self) {
         let facts = std::mem::take(&mut *self.noted.0.lock());
-        let Facts { model, usage, reason } = facts;
+        let Facts { model, usage, unenforced, reason } = facts;
         let reason = reason.or_else(|| (!self.whole).then(|| "its client has gone".into()));
         let status = self.status.map_or(0, |status| status.as_u16());
         let (id, path, ms) = (&self.id, &self.path, self.began.elapsed().as_millis() as u64);
@@ -92,7 +98,7 @@ impl Drop for LogEntry {
         let (prompt, cached, generated) = (of(usage.prompt), of(usage.cached), of(usage.generated));
         macro_rules! line {
             ($level:ident) => {
-                $level!(id, model, prompt, cached, generated, ms, reason, "{} {path} {status}", self.method)
+                $level!(id, model, prompt, cached, generated, ms, unenforced, reason, "{} {path} {status}", self.method)
             };
         }
         match status {

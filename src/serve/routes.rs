@@ -60,6 +60,11 @@ const MAX_URI: usize = 8 << 10;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 const MAX_REQUEST_ID: usize = 128;
 
+/// The header of an answer that is not kept to all of the request's schemas: JSON pointers of the parts that it is not kept to.
+const UNENFORCED: HeaderName = HeaderName::from_static("x-dynamicinfer-unenforced");
+/// Parts in it, at most.
+const MAX_LISTED: usize = 16;
+
 /// The id of a request, as its answer has it in x-request-id.
 #[derive(Clone)]
 struct RequestId(String);
@@ -125,7 +130,10 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
     if let Some(origin) = origin {
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("x-request-id, retry-after"));
+        headers.insert(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static("x-request-id, retry-after, x-dynamicinfer-unenforced"),
+        );
         headers.append(header::VARY, HeaderValue::from_static("origin"));
     }
     if is_ui && response.status() == StatusCode::UNAUTHORIZED {
@@ -405,29 +413,52 @@ async fn generate(
     let wanted = Wanted::by(&here);
     let asker = Asker { client, wanted: wanted.clone() };
     let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, &asker, fresh)).await?;
-    let Prepared { jobs, answer, stream, usage, per_prompt, .. } = prepared.formed(client, &wanted).await?;
+    let prepared = prepared.formed(client, &wanted).await?;
+    let Prepared { jobs, answer, stream, per_prompt, unenforced, .. } = prepared;
     drop(here);
     noted.model(&loaded.model.name);
+    noted.unenforced(&unenforced);
+    let told = listed(&unenforced);
     let span = tracing::debug_span!("request", id, client, model = loaded.model.name);
     // If one job is refused, the events of the others are dropped, which cancels them.
     let submit = || jobs.into_iter().map(|job| loaded.handle.submit(job)).collect::<Result<Vec<_>, _>>();
     let events = span.in_scope(submit)?;
-    if stream {
+    let mut response = if stream {
         let ping = Duration::from_secs(daemon.settings().whole("serve.ping_seconds"));
-        let body = EventStream::new(answer, events, per_prompt, usage, ping, noted);
+        let body = EventStream::new(answer, events, per_prompt, ping, noted);
         let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
-        return Ok((headers, Body::new(body)).into_response());
-    }
-    let mut collector = Collector::new(answer, events.len(), per_prompt);
-    for (index, mut events) in events.into_iter().enumerate() {
-        while let Some(event) = events.recv().await {
-            if let Event::Done(done) = &event {
-                noted.answer(done, index, per_prompt);
+        (headers, Body::new(body)).into_response()
+    } else {
+        let mut collector = Collector::new(answer, events.len(), per_prompt);
+        for (index, mut events) in events.into_iter().enumerate() {
+            while let Some(event) = events.recv().await {
+                if let Event::Done(done) = &event {
+                    noted.answer(done, index, per_prompt);
+                }
+                collector.take(index, event)?;
             }
-            collector.take(index, event)?;
         }
+        json_response(&collector.finish()?)
+    };
+    if let Some(told) = told {
+        response.headers_mut().insert(UNENFORCED, told);
     }
-    Ok(json_response(&collector.finish()?))
+    Ok(response)
+}
+
+/// JSON pointers as the value of a header; `None` if there are none.
+fn listed(places: &[String]) -> Option<HeaderValue> {
+    let plain = |place: &String| -> String {
+        let byte = |&byte: &u8| match byte {
+            b'!'..=b'~' if !b",%".contains(&byte) => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        };
+        place.as_bytes().iter().map(byte).collect()
+    };
+    let mut list: Vec<String> = places.iter().take(MAX_LISTED).map(plain).collect();
+    let more = places.len() - list.len();
+    list.extend((more > 0).then(|| format!("and {more} more")));
+    if list.is_empty() { None } else { HeaderValue::from_str(&list.join(", ")).ok() }
 }
 
 #[derive(Deserialize)]

@@ -52,12 +52,15 @@ pub struct Message {
     pub role: String,
     /// The message's text.
     pub content: String,
+    /// What an assistant thought before it said that; templates that know it decide whether it is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
 }
 
 impl Message {
     /// A message of `role`.
     pub fn new(role: &str, content: &str) -> Message {
-        Message { role: role.to_owned(), content: content.to_owned() }
+        Message { role: role.to_owned(), content: content.to_owned(), reasoning_content: None }
     }
 }
 

@@ -255,6 +255,16 @@ impl Tokenizer {
         self.bytes.get(id)
     }
 
+    /// Gives the next token of an answer to its text. `shown`: a reader sees what it stands for; stop strings look at every token, at the
+    /// names of control tokens, too.
+    pub fn say(&self, text: &mut TextStream, id: u32, shown: bool) -> Delta {
+        match self.token_bytes(id).unwrap_or_default() {
+            [] => text.pass(self.texts.get(id).unwrap_or_default()),
+            bytes if shown => text.push(bytes),
+            bytes => text.pass(bytes),
+        }
+    }
+
     /// How the vocabulary writes a token (`▁the`, `Ġthe`, `<s>`): for display, not for output. `None` for an id beyond the vocabulary.
     pub fn token_text(&self, id: u32) -> Option<&str> {
         self.texts.get(id).and_then(|t| std::str::from_utf8(t).ok())

@@ -5,11 +5,15 @@
 //! once (`String::from_utf8_lossy`: one U+FFFD for every longest piece that cannot become a character), cut where a search in that text
 //! finds the earliest stop string.
 //!
+//! A model also produces text that no reader sees: control tokens, and the channels in which it thinks. A stop string is searched for in
+//! all that is produced as well ([`TextStream::pass`]); one that begins in hidden text cuts the shown text where that hidden text stands.
+//!
 //! The leading space: a SentencePiece token `▁word` stands for " word". llama.cpp and transformers drop that one space where a *whole text*
 //! begins, because encoding put it there, and keep it in a continuation after a prompt, where it separates words. So does this module:
 //! [`TextStream::continuation`] keeps every byte, [`TextStream::whole`] drops the first space if the tokenizer says so.
 
 use crate::error::{Error, Result};
+use std::collections::VecDeque;
 
 /// Stop strings of an answer, at most. OpenAI's API takes 4; some clients send every role marker of a template.
 pub const MAX_STOPS: usize = 16;
@@ -35,11 +39,15 @@ pub struct TextStream {
     held: String,
     /// Bytes of text released so far.
     out: usize,
-    /// Where the earliest complete stop string so far begins, in bytes from the start of the text. One that began even
+    /// Where the earliest complete stop string so far begins, in bytes from the start of the shown text. One that began even
     /// earlier may still complete; until that is settled the text goes on.
     cut: Option<usize>,
     stopped: bool,
     drop_space: bool,
+    /// Bytes of hidden text so far.
+    hidden: usize,
+    /// Hidden text in which a stop string may have begun, oldest first: where it stands in the shown text, and its bytes.
+    gaps: VecDeque<(usize, usize)>,
 }
 
 /// One stop string and how much of it the text ends with: Knuth, Morris and Pratt's automaton, so that a text of
@@ -49,7 +57,10 @@ struct Stop {
     text: Box<[u8]>,
     /// `fallback[i]`: the longest proper prefix of `text` that is a suffix of `text[..=i]`. [text.len()]
     fallback: Box<[u32]>,
+    /// Bytes of it that the shown text ends with.
     matched: usize,
+    /// Bytes of it that all produced text ends with, shown and hidden; the same until there is hidden text.
+    matched_in_all: usize,
     /// Once found, only an earlier find of another stop string can matter.
     found: bool,
 }
@@ -84,6 +95,8 @@ impl TextStream {
             cut: None,
             stopped: false,
             drop_space,
+            hidden: 0,
+            gaps: VecDeque::new(),
         })
     }
 
@@ -99,6 +112,38 @@ impl TextStream {
         let before = self.held.len();
         decode_into(&mut self.partial, token, &mut self.held);
         let settled = self.search(before);
+        self.release(settled)
+    }
+
+    /// Takes text that the model produced and no reader sees, such as a control token's: only stop strings look at it. Of a character whose
+    /// bytes come before and behind it, it counts as standing before.
+    pub fn pass(&mut self, produced: &[u8]) -> Delta {
+        if self.stopped || produced.is_empty() || self.stops.is_empty() {
+            return Delta { text: String::new(), stopped: self.stopped };
+        }
+        if self.hidden == 0 {
+            self.stops.iter_mut().for_each(|stop| stop.matched_in_all = stop.matched);
+        }
+        let end = self.out + self.held.len();
+        let mut settled = false;
+        for &byte in produced {
+            self.hidden += 1;
+            match self.gaps.back_mut() {
+                Some((at, bytes)) if *at == end => *bytes += 1,
+                _ => self.gaps.push_back((end, 1)),
+            }
+            for stop in self.stops.iter_mut().filter(|stop| !stop.found) {
+                if step(&stop.text, &stop.fallback, &mut stop.matched_in_all, byte) {
+                    stop.found = true;
+                    let start = shown_before(&self.gaps, end, stop.text.len());
+                    self.cut = Some(self.cut.map_or(start, |cut| cut.min(start)));
+                }
+            }
+            settled = self.settled(end);
+            if settled {
+                break;
+            }
+        }
         self.release(settled)
     }
 
@@ -124,24 +169,37 @@ impl TextStream {
     /// Runs the stop strings over `held[from..]`; whether the cut is there and final.
     fn search(&mut self, from: usize) -> bool {
         for i in from..self.held.len() {
-            let byte = self.held.as_bytes()[i];
-            for stop in &mut self.stops {
-                if !stop.found && stop.step(byte) {
+            let (byte, end) = (self.held.as_bytes()[i], self.out + i + 1);
+            for stop in self.stops.iter_mut().filter(|stop| !stop.found) {
+                let shown = step(&stop.text, &stop.fallback, &mut stop.matched, byte);
+                let all = self.hidden > 0 && step(&stop.text, &stop.fallback, &mut stop.matched_in_all, byte);
+                if shown || all {
                     stop.found = true;
-                    let start = self.out + i + 1 - stop.text.len();
+                    // Hidden text can only have it begin later in the shown text.
+                    let length = stop.text.len();
+                    let start = if shown { end - length } else { shown_before(&self.gaps, end, length) };
                     self.cut = Some(self.cut.map_or(start, |cut| cut.min(start)));
                 }
             }
-            if self.settled(self.out + i + 1) {
+            if self.settled(end) {
                 return true;
             }
         }
         false
     }
 
+    /// Where the earliest beginning of a stop string that is under way stands in the shown text, which ends at `end`.
+    fn under_way(&self, end: usize) -> usize {
+        let begins = |stop: &Stop| {
+            let in_all = if self.hidden > 0 { shown_before(&self.gaps, end, stop.matched_in_all) } else { end };
+            in_all.min(end - stop.matched)
+        };
+        self.stops.iter().filter(|stop| !stop.found).map(begins).min().unwrap_or(end)
+    }
+
     /// Whether the cut is there and no stop string that is under way at `end` began before it.
     fn settled(&self, end: usize) -> bool {
-        self.cut.is_some_and(|cut| self.stops.iter().all(|s| s.found || end - s.matched >= cut))
+        self.cut.is_some_and(|cut| self.under_way(end) >= cut)
     }
 
     /// Lets out what no stop string can take back.
@@ -154,8 +212,11 @@ impl TextStream {
                 cut
             }
             // A stop string is under way that began before the cut, so before the cut is early enough.
-            _ => self.stops.iter().filter(|s| !s.found).map(|s| end - s.matched).min().unwrap_or(end),
+            _ => self.under_way(end),
         };
+        while self.gaps.front().is_some_and(|(at, _)| *at < keep) {
+            self.gaps.pop_front();
+        }
         let rest = self.held.split_off(keep - self.out);
         let text = std::mem::replace(&mut self.held, rest);
         self.out += text.len();
@@ -182,17 +243,31 @@ impl Stop {
             matched += usize::from(text[i] == text[matched]);
             fallback[i] = matched as u32;
         }
-        Ok(Stop { text, fallback: fallback.into(), matched: 0, found: false })
+        Ok(Stop { text, fallback: fallback.into(), matched: 0, matched_in_all: 0, found: false })
     }
+}
 
-    /// Whether the string is complete with this byte.
-    fn step(&mut self, byte: u8) -> bool {
-        while self.matched > 0 && self.text[self.matched] != byte {
-            self.matched = self.fallback[self.matched - 1] as usize;
-        }
-        self.matched += usize::from(self.text[self.matched] == byte);
-        self.matched == self.text.len()
+/// Takes the next byte of a text that ends with the first `matched` bytes of `stop`; whether all of it is there now.
+fn step(stop: &[u8], fallback: &[u32], matched: &mut usize, byte: u8) -> bool {
+    while *matched > 0 && stop[*matched] != byte {
+        *matched = fallback[*matched - 1] as usize;
     }
+    *matched += usize::from(stop[*matched] == byte);
+    *matched == stop.len()
+}
+
+/// Where the last `bytes` of all produced text begin in the shown text, which ends at `end`.
+fn shown_before(gaps: &VecDeque<(usize, usize)>, end: usize, bytes: usize) -> usize {
+    let (mut at, mut left) = (end, bytes);
+    for &(gap, hidden) in gaps.iter().rev() {
+        let shown = left.min(at - gap);
+        (at, left) = (at - shown, left - shown);
+        if left == 0 {
+            break;
+        }
+        left = left.saturating_sub(hidden);
+    }
+    at - left
 }
 
 /// Appends to `text` what `partial` and `bytes` decode to; what may still become a character stays in `partial`.

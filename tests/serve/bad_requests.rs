@@ -57,13 +57,13 @@ fn a_field_that_cannot_be_is_named() {
         ("tools", json!([{"type": "function", "function": {"name": "f g"}}]), "tools.0.function.name", "letters"),
         ("tool_choice", json!("required"), "tool_choice", "no tools"),
         ("chat_template", json!("{{ x }}"), "chat_template", "unknown field"),
-        ("chat_template_kwargs", json!({"chat_template": "x"}), "chat_template_kwargs", "unknown field"),
+        ("chat_template_kwargs", json!({"chat_template": "x"}), "chat_template_kwargs.chat_template", "its own"),
         ("temprature", json!(1), "temprature", "did you mean 'temperature'?"),
         ("n_discard", json!(-1), "n_discard", "unknown field"),
         ("response_format", json!({"type": "xml"}), "response_format", "xml"),
         ("response_format", json!({"type": "json_schema"}), "response_format.json_schema.schema", "needs a schema"),
         ("response_format", schema(json!({"type": "strnig"})), "response_format", "cannot be enforced"),
-        ("response_format", schema(json!({"type": "string", "pattern": "("})), "response_format", "cannot be enforced"),
+        ("response_format", strict(json!({"type": "string", "pattern": "("})), "response_format", "cannot be enforced"),
         ("response_format", schema(json!({"$ref": "#/nowhere"})), "response_format", "cannot be enforced"),
         ("response_format", schema(json!({"enum": ["x".repeat(1 << 19)]})), "response_format", "bytes"),
     ];
@@ -101,6 +101,10 @@ fn a_field_that_cannot_be_is_named() {
 
 fn schema(schema: Json) -> Json {
     json!({"type": "json_schema", "json_schema": {"schema": schema}})
+}
+
+fn strict(schema: Json) -> Json {
+    json!({"type": "json_schema", "json_schema": {"schema": schema, "strict": true}})
 }
 
 fn check(daemon: &Daemon, path: &str, body: &str, param: &str, word: &str) {

@@ -199,10 +199,6 @@ fn an_answer_that_may_call_is_text_or_a_whole_call() {
     ask["tool_choice"] = "none".into();
     let none = daemon.post("/v1/chat/completions", &ask).json();
     assert!(none["choices"][0]["message"]["content"].is_string() && none["choices"][0]["finish_reason"] == "length");
-    // Two forms for one answer cannot be kept.
-    ask["tool_choice"] = "auto".into();
-    ask["response_format"] = json!({"type": "json_object"});
-    assert_eq!(daemon.post("/v1/chat/completions", &ask).json()["error"]["param"], "response_format");
 }
 
 #[test]

@@ -1,0 +1,124 @@
+//! The forms that an answer may have, as one schema: calls of functions, and what `response_format` asks for.
+
+use super::error::ApiError;
+use super::schema_bounds::pointer;
+use super::schema_parts::Way;
+use serde_json::{Value, json};
+
+/// One form that an answer may have.
+#[derive(Clone, Debug)]
+pub struct Form {
+    /// Its JSON schema; references in it begin at its own root.
+    pub schema: Value,
+    /// Whether all of the schema has to be enforced. `None`: every grammar holds all of it.
+    pub strict: Option<bool>,
+    /// JSON pointer of the part of `schema` that the request gave.
+    pub given: &'static str,
+    /// JSON pointer of that part in the request.
+    pub place: String,
+}
+
+/// The forms of one answer, calls of functions first.
+pub struct Forms(pub Vec<Form>);
+
+/// What an answer is to be.
+pub struct AnswerForms {
+    /// One of these, at least one.
+    pub forms: Forms,
+    /// So many of them are calls of functions.
+    pub calls: usize,
+    /// An answer that does not begin with `{` may be any text.
+    pub or_text: bool,
+}
+
+impl AnswerForms {
+    /// The field of the request that asks for them; for calls that of the functions.
+    pub fn field(&self) -> &'static str {
+        if self.calls > 0 { "tools" } else { "response_format" }
+    }
+
+    /// Whether any JSON object will do.
+    pub fn is_any_object(&self) -> bool {
+        matches!(&self.forms.0[..], [only] if only.strict.is_none())
+    }
+
+    /// Whether all of every schema has to be enforced.
+    pub fn strict(&self) -> bool {
+        self.forms.0.iter().all(|form| form.strict != Some(false))
+    }
+
+    /// The forms of which all has to be enforced though parts of others may be left out, by the field that asks for them.
+    pub fn strict_beside_others(&self) -> Vec<(&'static str, Forms)> {
+        if self.strict() {
+            return Vec::new();
+        }
+        let (calls, formats) = self.forms.0.split_at(self.calls);
+        let whole = |forms: &[Form]| Forms(forms.iter().filter(|form| form.strict == Some(true)).cloned().collect());
+        let by_field = [("tools", whole(calls)), ("response_format", whole(formats))];
+        by_field.into_iter().filter(|(_, forms)| !forms.0.is_empty()).collect()
+    }
+}
+
+impl Forms {
+    /// The schema of an answer in any of the forms.
+    pub fn schema(&self) -> Value {
+        match &self.0[..] {
+            [only] => only.schema.clone(),
+            several => {
+                let form = |(i, form): (usize, &Form)| {
+                    let mut schema = form.schema.clone();
+                    reroot(&mut schema, &format!("#/anyOf/{i}"));
+                    schema
+                };
+                json!({"anyOf": several.iter().enumerate().map(form).collect::<Vec<_>>()})
+            }
+        }
+    }
+
+    /// The JSON pointer, in the request, of a part of [`Forms::schema`].
+    pub fn place(&self, way: &Way) -> String {
+        let (form, rest) = match (&self.0[..], &way[..]) {
+            ([only], rest) => (Some(only), rest),
+            (several, [_, i, rest @ ..]) => (i.parse::<usize>().ok().and_then(|i| several.get(i)), rest),
+            (_, rest) => (None, rest),
+        };
+        let whole = if rest.is_empty() { String::new() } else { pointer(rest) };
+        let inner = form.and_then(|form| Some(format!("{}{}", form.place, whole.strip_prefix(form.given)?)));
+        inner.unwrap_or(whole)
+    }
+
+    /// A refusal of [`Forms::schema`] as one of the request's field `field`, with places in the request.
+    pub fn refused(&self, field: &str, error: ApiError) -> ApiError {
+        let param = error.param.as_ref().map(|_| field.to_owned());
+        ApiError { param, message: self.placed(&error.message), ..error }
+    }
+
+    fn placed(&self, message: &str) -> String {
+        let several = self.0.len() > 1;
+        // From the back: /anyOf/1 begins /anyOf/10, too.
+        self.0.iter().enumerate().rev().fold(message.to_owned(), |message, (i, form)| {
+            let root = if several { format!("/anyOf/{i}") } else { String::new() };
+            match format!("{root}{}", form.given) {
+                there if there.is_empty() => message,
+                there => message.replace(&there, &form.place),
+            }
+        })
+    }
+}
+
+/// Has references within a schema point to where they did, now that the schema is part of another at the reference `root`.
+pub fn reroot(schema: &mut Value, root: &str) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(|item| reroot(item, root)),
+        Value::Object(map) => {
+            for (key, value) in map {
+                match value {
+                    Value::String(to) if key == "$ref" && (to == "#" || to == "#/") => *to = root.to_owned(),
+                    Value::String(to) if key == "$ref" && to.starts_with("#/") => *to = format!("{root}{}", &to[1..]),
+                    inner => reroot(inner, root),
+                }
+            }
+        }
+        _ => {}
+    }
+}
