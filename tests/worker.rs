@@ -294,8 +294,8 @@ fn whatever_is_asked_an_answer_waits_for_one_step_of_it_between_two_tokens() {
             assert!(n * steps <= tokens, "{answers} answers got {tokens} tokens beside {steps} steps: {pair:?}");
         }
         // Nothing that was asked stands still.
-        let [first, last] = [log[0], log[log.len() - 1]];
-        assert!(log.len() > 20 && last.embedded > first.embedded && last.prompted > 0, "{first:?} {last:?}");
+        let last = log[log.len() - 1];
+        assert!(log.len() > 20 && last.embedded > 0 && last.prompted > 0, "{} questions, {last:?}", log.len());
         assert_eq!(handle.metrics.held_up_most.get(), 1);
         drop((prompts, texts));
         handle.stop();

@@ -9,6 +9,7 @@ pub mod fields;
 pub mod forms;
 pub mod habits;
 pub mod model;
+pub mod places;
 pub mod request;
 mod response_object;
 pub mod responses;

@@ -16,13 +16,13 @@
 
 use super::error::{ApiError, unsupported};
 use super::forms::AnswerForms;
+use super::places::{Place, Places};
 use super::schema_bounds::{check, heavy_places, place_of};
 use super::schema_parts::{Way, culprits, ignored, remove};
 use crate::child::{Children, End, Wanted, Work, say, status_bytes};
 use crate::clock::{self, Duration};
 use crate::error::excerpt;
 use crate::generation::metrics::Number;
-use crate::generation::places::{Place, Places};
 use crate::generation::{Grammar, Grammars};
 use crate::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};

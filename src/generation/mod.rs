@@ -12,7 +12,6 @@ mod logprobs;
 pub mod metrics;
 pub mod outbox;
 mod pace;
-pub mod places;
 pub mod queue;
 mod sequence;
 pub mod slots;

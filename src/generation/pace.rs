@@ -25,6 +25,9 @@ const CHUNK_SECONDS: f64 = 10.0;
 /// Weight of a new time in a mean.
 const NEW: f64 = 0.25;
 
+/// The same where steps are passes of their own: only their mean is held, and what asks for them takes processor time of its own.
+const STEP_MARGIN: f64 = 0.8;
+
 /// Share of the time of answers alone that steps beside them get, at least, however small the slowdown: a text always comes to its end.
 const MIN_ASIDE: f64 = 0.1;
 
@@ -34,6 +37,9 @@ const WHOLE_READ: f64 = 1.5;
 
 /// Sizes of steps beside answers: 1, 2, 4 and so on to [`MAX_COLUMNS`].
 const SIZES: usize = MAX_COLUMNS.ilog2() as usize + 1;
+
+/// A step counts for no more than so many times what one of its size takes at best: a bad moment of the machine is not its doing.
+const BAD_MOMENT: f64 = 2.0;
 
 /// How long passes take.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,8 +79,8 @@ pub struct Pace {
     passes: u64,
     /// Seconds that each token of a prompt's last whole chunk took.
     prompt_token: Option<f64>,
-    /// Steps beside answers, by the logarithm of their tokens.
-    steps: [Timed; SIZES],
+    /// Steps beside answers, by the logarithm of their tokens; the last are twice as long as any that is chosen here.
+    steps: [Timed; SIZES + 1],
     /// Steps so far.
     stepped: u64,
     /// Seconds that steps have taken beyond what the passes since have allowed.
@@ -89,7 +95,7 @@ impl Pace {
             times: [Timed::default(); MAX_COLUMNS + 1],
             passes: 0,
             prompt_token: None,
-            steps: [Timed::default(); SIZES],
+            steps: [Timed::default(); SIZES + 1],
             stepped: 0,
             debt: 0.0,
         }
@@ -127,7 +133,7 @@ impl Pace {
 
     /// Seconds that steps may take for each time that the answers' next tokens take, which is `alone` without company.
     fn allowed(&self, alone: f64) -> f64 {
-        (MARGIN * self.slowdown - 1.0).max(MIN_ASIDE) * alone
+        (STEP_MARGIN * self.slowdown - 1.0).max(MIN_ASIDE) * alone
     }
 
     /// Notes that the answers have got their next tokens without a prompt's: steps may take some time again.
@@ -173,13 +179,15 @@ impl Pace {
         (timed.count > 0 && self.stepped - timed.at < REMEMBERED).then_some(timed.mean)
     }
 
-    /// Notes how long a step of so many tokens took beside answers whose next tokens take `alone` seconds.
-    pub fn note_step(&mut self, tokens: usize, seconds: f64, alone: f64) {
+    /// Notes how long a step of so many tokens took beside answers.
+    pub fn note_step(&mut self, tokens: usize, seconds: f64) {
         self.stepped += 1;
-        self.debt += (seconds - self.allowed(alone)).max(0.0);
+        let size = (tokens.next_power_of_two().ilog2() as usize).min(SIZES);
+        let before = self.steps[size];
+        self.debt += if before.count > 0 { seconds.min(BAD_MOMENT * before.least) } else { seconds };
         // The end of a text says nothing of longer steps.
-        if tokens.is_power_of_two() && tokens <= MAX_COLUMNS {
-            self.steps[tokens.ilog2() as usize].note(self.stepped, seconds);
+        if tokens == 1 << size {
+            self.steps[size].note(self.stepped, seconds);
         }
     }
 
@@ -303,7 +311,7 @@ mod tests {
             pace.allow(alone);
             if pace.may_step() {
                 let step = pace.step(alone);
-                pace.note_step(step, time(step), alone);
+                pace.note_step(step, time(step));
                 (all, tokens, longest) = (all + time(step), tokens + step, longest.max(time(step)));
             }
         }
@@ -313,7 +321,7 @@ mod tests {
     #[test]
     fn steps_take_what_is_allowed_on_the_average_and_more_than_a_token_where_that_costs_little() {
         for slowdown in [1.0, 2.0, 4.0] {
-            let allowed = 1.0 + (MARGIN * slowdown - 1.0).max(MIN_ASIDE);
+            let allowed = 1.0 + (STEP_MARGIN * slowdown - 1.0).max(MIN_ASIDE);
             // Where the tokens of a step cost nothing, where each costs as much as the first, and where the first costs little.
             let quick = |tokens: usize| 0.001 + 0.0001 * tokens as f64;
             let times: [(&dyn Fn(usize) -> f64, f64); 4] =
@@ -322,7 +330,7 @@ mod tests {
                 let (took, tokens, longest) = beside(&mut Pace::new(slowdown), 4000, time);
                 assert!(took < allowed + 0.02, "{took} times as long with a slowdown of {slowdown}");
                 assert!(tokens > least, "{tokens} tokens a pass with a slowdown of {slowdown}");
-                let most = (MARGIN * slowdown - 1.0).max(2.0 * WHOLE_READ);
+                let most = (STEP_MARGIN * slowdown - 1.0).max(2.0 * WHOLE_READ);
                 assert!(longest <= most, "a step took {longest} times as long as a pass with a slowdown of {slowdown}");
             }
         }
@@ -337,14 +345,19 @@ mod tests {
         assert!((pace.alone(2 * MAX_COLUMNS + 1, MAX_COLUMNS).unwrap() - 0.21).abs() < 1e-9);
         assert!((pace.alone(5, 1).unwrap() - 0.05).abs() < 1e-9);
         assert!(pace.may_step());
-        pace.note_step(64, 0.4, 0.01);
-        let waited = (1..).find(|_| {
-            pace.allow(0.01);
-            pace.may_step()
-        });
-        // Of 0.4 s each pass allows 8 ms, the one before the step among them.
-        assert!(matches!(waited, Some(49 | 50)), "{waited:?}");
-        pace.note_step(64, 0.4, 0.01);
+        let mut waits_after = |seconds| {
+            pace.note_step(64, seconds);
+            (1..).find(|_| {
+                pace.allow(0.01);
+                pace.may_step()
+            })
+        };
+        // Of 0.4 s each pass allows 6 ms.
+        assert_eq!(waits_after(0.4), Some(67));
+        // A moment in which the machine did something else counts for twice what such a step takes at best.
+        assert_eq!(waits_after(30.0), Some(134));
+        pace.note_step(64, 0.4);
+        assert!(!pace.may_step());
         pace.forgive();
         assert!(pace.may_step());
     }

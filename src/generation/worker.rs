@@ -461,7 +461,7 @@ impl Worker {
         self.metrics.embedding_passes.add(1);
         self.metrics.embedding_tokens.add(tokens as u64);
         if alone > 0.0 {
-            self.pace.note_step(tokens, began.elapsed().as_secs_f64(), alone);
+            self.pace.note_step(tokens, began.elapsed().as_secs_f64());
         } else {
             self.pace.forgive();
         }

@@ -1,8 +1,9 @@
 //! Limits on what requests take together, whoever sends them: bytes of bodies in memory, and bodies being processed.
 
 use crate::api::ApiError;
+use crate::api::places::Places;
 use crate::generation::Refused;
-use crate::generation::places::Places;
+
 use crate::settings::Settings;
 use std::ops::Deref;
 use std::sync::Arc;

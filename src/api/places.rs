@@ -1,6 +1,6 @@
 //! Places that clients take in turn: for work that takes a core, or memory, and of which only so much is done at once.
 
-use super::queue::Queue;
+use crate::generation::queue::Queue;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
