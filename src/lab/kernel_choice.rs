@@ -21,8 +21,8 @@ const TURNS: usize = 7;
 const CLOSE: f64 = 0.15;
 /// What the memory is full of: of every type these bytes are rows of plain numbers.
 const FILLING: u8 = 0x3c;
-/// What down rows are multiplied by: not the products of gate and up, which are not always normal numbers. Scales of MXFP4 are 2^-68 in such
-/// memory, their products 2^-136, and an Intel core takes a hundred cycles for an addition of what is below the smallest normal number.
+/// What down rows are multiplied by: not the products of gate and up, which may be tiny. Scales of MXFP4 are 2^-68 in such memory, products of
+/// its rows 10^-18; a scale times that is below the smallest normal number, for which an Intel core takes a hundred cycles and more.
 const SHARE: f32 = 1.0;
 /// Bytes that a thread takes at a time, as in `ops::linear`.
 const TASK_BYTES: usize = 256 << 10;
@@ -247,9 +247,10 @@ mod tests {
         assert_eq!(taken(&[steady.to_vec(), vec![12.0; 7], vec![13.0; 7]]), 2, "the fastest of those that are faster");
     }
 
-    /// A processor may take a hundred times as long for a number below the smallest normal one: what is measured must not be that.
+    /// A processor may take a hundred times as long for a number below the smallest normal one, 10^-38: what is measured must not come near it,
+    /// as kernels multiply by powers of two on the way, down to 2^-24.
     #[test]
-    fn what_is_measured_computes_normal_numbers_for_every_type() {
+    fn what_is_measured_computes_no_tiny_numbers_for_any_type() {
         let mut pool = ThreadPool::new(2);
         let mut trial = Trial::over(&mut pool, 96, 64 << 10).unwrap();
         for kinds in Isa::ALL.map(Kernels::kinds).into_iter().filter(|kinds| !kinds.is_empty()) {
@@ -257,9 +258,9 @@ mod tests {
                 for bytes in [[1, 0], [0, 1]] {
                     trial.out.fill(0.0);
                     trial.choose(&kinds, quant, bytes);
-                    let number = trial.out.iter().find(|number| **number != 0.0 && !number.is_normal());
-                    assert_eq!(number, None, "{} on {}, of {bytes:?}", quant.name(), kinds[0].0);
-                    assert!(trial.out.iter().any(|number| *number != 0.0), "{} is measured", quant.name());
+                    let sizes = trial.out.iter().map(|number| number.abs()).filter(|size| *size > 0.0);
+                    let least = sizes.reduce(f32::min).expect("something is computed");
+                    assert!(least > 1e-28, "{} on {}, of {bytes:?}: {least}", quant.name(), kinds[0].0);
                 }
             }
         }
