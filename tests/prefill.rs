@@ -151,30 +151,62 @@ fn a_prompt_has_the_same_bits_with_any_number_of_threads() {
 }
 
 /// The demo model's own text, after prompts of 256 tokens.
-fn after_prompts(store: &Path, tokens: &[u32], prefill: Prefill) -> Likelihood {
-    let kernels = Kernels::best().with(prefill);
+fn after_prompts(store: &Path, tokens: &[u32], kernels: Kernels) -> Likelihood {
     let mut engine = Engine::new(Model::open(store).unwrap(), 2, kernels);
     let windows = Windows { context: 356, prompt: 256, kv: KvType::F16 };
     likelihood(&mut engine, tokens, None, windows, None, |_, _| ()).unwrap()
 }
 
-/// The full size of it, forty prompts and 200 tokens after each, is in `runs/`.
-#[test]
-fn what_follows_a_prompt_in_int8_is_as_likely_as_after_an_exact_one() {
+/// A demo packed in a type, and four prompts of its held-out text with what follows them.
+fn demo(name: &str, quant: Quant, dir: &Path) -> (PathBuf, Vec<u32>) {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let source = Source::open(&root.join("assets/demo"), None).unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let store = dir.path().join("demo.neurons");
-    pack(&source, &store, &PackOptions { types: Quant::Q8.into(), orders: None }, &|_, _| Ok(())).unwrap();
+    let source = Source::open(&root.join("assets").join(name), None).unwrap();
+    let store = dir.join(format!("{name}-{}.neurons", quant.name()));
+    pack(&source, &store, &PackOptions { types: quant.into(), orders: None }, &|_, _| Ok(())).unwrap();
     let model = Model::open(&store).unwrap();
     let tokenizer = Tokenizer::new(model.tokenizer().unwrap(), &store).unwrap();
     let text = std::fs::read_to_string(root.join("assets/demo/heldout.txt")).unwrap();
     let mut tokens = tokenizer.encode_prompt(&text, Special::AsText).unwrap();
     tokens.truncate(4 * 356);
-    let [exact, int8] = [Prefill::Exact, Prefill::Int8].map(|prefill| after_prompts(&store, &tokens, prefill));
+    (store, tokens)
+}
+
+/// The full size of it, forty prompts and 200 tokens after each, is in `runs/`.
+#[test]
+fn what_follows_a_prompt_in_int8_is_as_likely_as_after_an_exact_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, tokens) = demo("demo", Quant::Q8, dir.path());
+    let [exact, int8] =
+        [Prefill::Exact, Prefill::Int8].map(|prefill| after_prompts(&store, &tokens, Kernels::best().with(prefill)));
     assert_eq!((exact.tokens, int8.tokens, exact.windows), (4 * 100, 4 * 100, 4));
     let off = int8.perplexity / exact.perplexity - 1.0;
     eprintln!("perplexity {} after exact prompts, {:+.4} % after int8", exact.perplexity, 100.0 * off);
     assert!(off != 0.0, "the prompts were read alike");
     assert!(off.abs() < 0.003, "{:+.3} %", 100.0 * off);
+}
+
+/// By default, with every instruction set, a file of floats keeps what it has: a hundredth of a percent is what the same text differs by on two
+/// processors anyway.
+#[test]
+fn what_follows_a_prompt_of_floats_is_as_likely_as_after_an_exact_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, quant) in [
+        ("demo", Quant::F16),
+        ("demo", Quant::Block(BlockType::BF16)),
+        ("demo-silu", Quant::F16),
+        ("demo-moe", Quant::F16),
+    ] {
+        let (store, tokens) = demo(name, quant, dir.path());
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported() && *isa != Isa::Portable) {
+            let mut kernels = Kernels::of(isa).unwrap();
+            // As the program has them without a device.
+            kernels.rounds_floats = true;
+            let [exact, rounded] =
+                [Prefill::Exact, Prefill::Int8].map(|prefill| after_prompts(&store, &tokens, kernels.with(prefill)));
+            let off = rounded.perplexity / exact.perplexity - 1.0;
+            let what = format!("{name} {} {}: {:+.5} %", quant.name(), isa.name(), 100.0 * off);
+            eprintln!("{what} of {}", exact.perplexity);
+            assert!(off != 0.0 && off.abs() < 1e-4, "{what}");
+        }
+    }
 }

@@ -163,23 +163,23 @@ impl UnitPeak {
     }
 }
 
-/// Of this processor's best instruction set, of codes and of floats.
+/// Of this processor's best instruction set, of codes of either size and of floats.
 fn units(threads: usize) -> Vec<UnitPeak> {
     let isa = Kernels::best().isa;
-    let of = |(numbers, floats)| {
-        let gops = peak_gops(threads, isa, floats)?;
+    let of = |unit: peak::Unit| {
+        let gops = peak_gops(threads, isa, unit)?;
         // The fastest of a few, as of the products.
         let clocks = (0..4).filter_map(|_| peak::clock_ghz());
         Some(UnitPeak {
             threads,
             instruction_set: isa.name(),
-            numbers,
+            numbers: unit.name(),
             gops,
-            width: peak::width(isa, floats),
+            width: peak::width(isa, unit),
             clock_ghz: clocks.max_by(f64::total_cmp),
         })
     };
-    [("int8", false), ("f32", true)].into_iter().filter_map(of).collect()
+    peak::Unit::ALL.into_iter().filter_map(of).collect()
 }
 
 /// Measures the processor's rates for a profile, each in several rounds, and says how far apart those are.

@@ -109,7 +109,7 @@ impl KvArg {
 pub enum PrefillArg {
     /// In f32
     Exact,
-    /// Inputs of quantised weights in int8, each 32 numbers with a step of their own; with VNNI and without a device F16 and BF16 weights are rounded so, too, from 48 tokens on; with AVX2 alone and without a device weights of eight bits meet inputs of seven
+    /// Inputs of quantised weights in int8, each 32 numbers with a step of their own; without a device weights of eight bits meet inputs of seven with AVX2 alone, and F16 and BF16 are multiplied in 16 bits, which loses nothing that can be seen
     Int8,
     /// The same with one step for a whole input: less exact and no faster here; to compare with
     Int8PerTensor,

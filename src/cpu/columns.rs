@@ -3,7 +3,7 @@
 use super::aligned::{Aligned, LINE};
 use super::rounding::{round, sum};
 use super::shadow::{Scale, Shadow};
-use super::{Bits, FloatPanels, Kernels, ManyForm, Panels, Prefill, ThreadPool};
+use super::{Bits, FloatPanels, Kernels, ManyForm, Panels, Prefill, SixteenPanels, ThreadPool};
 use crate::formats::rows::{GROUP, Input, PACK, Quant};
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
@@ -35,6 +35,7 @@ pub struct Columns {
     block: BlockInput,
     /// With codes of eight bits and of seven: of types that are multiplied together some may want these and some those.
     panels: [Panels; Bits::ALL.len()],
+    sixteen: SixteenPanels,
     floats: FloatPanels,
     /// They were made for the row kernels, however many there are.
     by_rows: bool,
@@ -171,9 +172,9 @@ impl Columns {
     ) {
         let scale = self.scale.take();
         let cols = values.len() / n;
-        let form_of = |quant| kernels.form(quant, cols, n);
+        let form_of = |quant| kernels.form(quant, n);
         let has = |form| quants.clone().into_iter().any(|quant| form_of(quant) == form);
-        let floats = has(ManyForm::Floats);
+        let (sixteen, floats) = (has(ManyForm::Sixteen), has(ManyForm::Floats));
         let codes_of = |bits| {
             let mut quants = quants.clone().into_iter();
             quants.any(|quant| form_of(quant) == ManyForm::Codes && kernels.bits(quant, n) == bits)
@@ -196,6 +197,9 @@ impl Columns {
         for bits in Bits::ALL.into_iter().filter(|&bits| codes[bits as usize]) {
             self.set_panels(pool.as_deref_mut(), kernels, bits, values, n, scale);
         }
+        if sixteen {
+            self.set_sixteen(pool.as_deref_mut(), kernels, values, n);
+        }
         if floats {
             self.floats.set(pool, &kernels.tiles, values, n);
         }
@@ -215,6 +219,7 @@ impl Columns {
         (self.n, self.cols) = (n, values.len() / n);
         match kernels.form_across(quant, self.cols) {
             ManyForm::Codes => self.set_panels(pool, kernels, Bits::Eight, values, n, scale),
+            ManyForm::Sixteen => self.set_sixteen(pool, kernels, values, n),
             _ => self.floats.set(pool, &kernels.tiles, values, n),
         }
     }
@@ -238,14 +243,24 @@ impl Columns {
         }
     }
 
+    fn set_sixteen(&mut self, pool: Option<&mut ThreadPool>, kernels: &Kernels, values: &[f32], n: usize) {
+        let sixteen = kernels.sixteen.as_ref().expect("only kernels that have them take this form");
+        self.sixteen.set(pool, &kernels.tiles, sixteen, values, n);
+    }
+
     /// The form in which rows of this type meet these columns.
     pub fn form(&self, kernels: &Kernels, quant: Quant) -> ManyForm {
-        if self.by_rows { ManyForm::Rows } else { kernels.form(quant, self.cols, self.n) }
+        if self.by_rows { ManyForm::Rows } else { kernels.form(quant, self.n) }
     }
 
     /// What [`Columns::set_many`] has made for [`Kernels::gemm`] with so many bits.
     pub fn panels(&self, bits: Bits) -> &Panels {
         &self.panels[bits as usize]
+    }
+
+    /// What [`Columns::set_many`] has made for products in codes of 16 bits.
+    pub fn sixteen(&self) -> &SixteenPanels {
+        &self.sixteen
     }
 
     /// What [`Columns::set_many`] has made for products in f32.
@@ -256,6 +271,7 @@ impl Columns {
     /// Leaves no codes of an earlier input behind: to read them is then a panic.
     fn forget_codes(&mut self) {
         self.panels.iter_mut().for_each(|panels| panels.n = 0);
+        self.sixteen.clear();
         self.floats.clear();
         self.shadow.clear();
         self.halves.resize(0);

@@ -206,39 +206,6 @@ impl Tiles {
         }
     }
 
-    /// The same for inputs in int8, a multiple of 32 numbers: weights are rounded to int8, each 32 numbers of a row with a scale of their
-    /// own.
-    ///
-    /// # Safety
-    /// As [`Tiles::rows`], and `multiply` is for these tiles.
-    pub unsafe fn rows_by_codes(
-        &self,
-        multiply: Across,
-        quant: Quant,
-        rows: &[*const u8],
-        x: &Panels,
-        y: *mut f32,
-        stride: usize,
-    ) {
-        assert!(x.n > 0);
-        let mut strip = MaybeUninit::<Strip>::uninit();
-        let strip = strip.as_mut_ptr().cast::<f32>();
-        for (i, here) in rows.chunks(self.high).enumerate() {
-            // SAFETY: the caller's promises; as in `rows`.
-            unsafe {
-                let y = y.add(i * self.high);
-                (0..x.n).for_each(|b| y.add(b * stride).write_bytes(0, here.len()));
-                for start in (0..x.cols).step_by(DEPTH) {
-                    let count = DEPTH.min(x.cols - start);
-                    for (part, rows) in here.chunks(TURNED).enumerate() {
-                        self.turn_rows(quant, rows, x.cols, start, count, strip.add(part * TURNED));
-                    }
-                    multiply(strip, count, x, start, y, stride, here.len());
-                }
-            }
-        }
-    }
-
     /// Turns numbers `start..start + count` of at most [`TURNED`] rows, of floats or of what has to be decoded.
     unsafe fn turn_rows(
         &self,
@@ -327,7 +294,7 @@ impl Tiles {
     /// Calls `see(strip, which rows it has numbers of, number of the strip, its numbers of each)` for each strip of numbers `range` of `count`
     /// rows.
     #[allow(clippy::too_many_arguments)]
-    fn strips<'a>(
+    pub(super) fn strips<'a>(
         &self,
         quant: Quant,
         row: impl Fn(usize) -> &'a [u8],
@@ -376,6 +343,34 @@ impl Tiles {
             // SAFETY: the caller's promises; the numbers of the strip are written.
             unsafe { multiply(strip, k.len(), x, k.start, y.add(i * self.high), stride, rows) };
         });
+    }
+}
+
+/// Lines of what is read next, asked for a few with each tile: many at once are dropped.
+pub(super) struct Ahead<'a> {
+    rows: &'a [*const u8],
+    /// From which byte of each row on, and how many lines.
+    from: usize,
+    lines: usize,
+    /// How many were asked for, and are with each tile.
+    asked: usize,
+    each: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// Of a piece from a number on of rows of `cols` numbers of so many bytes, over so many tiles.
+    pub fn of(bytes: usize, cols: usize, (rows, start): (&'a [*const u8], usize), tiles: usize) -> Ahead<'a> {
+        let lines = (DEPTH.min(cols - start) * bytes).div_ceil(64);
+        Ahead { rows, from: start * bytes, lines, asked: 0, each: (rows.len() * lines).div_ceil(tiles) }
+    }
+
+    #[inline]
+    pub fn ask(&mut self) {
+        let all = self.rows.len() * self.lines;
+        for i in self.asked..all.min(self.asked + self.each) {
+            super::prefetch(self.rows[i / self.lines].wrapping_add(self.from + i % self.lines * 64));
+        }
+        self.asked += self.each;
     }
 }
 

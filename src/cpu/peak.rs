@@ -3,10 +3,35 @@
 use super::Isa;
 use crate::clock;
 
-/// 10^9 multiplications and additions per second, each counted, of this thread in the time that it has a core: products of codes with the
-/// instructions of `isa`, or of f32. Twelve sums stand side by side; it takes a few milliseconds. `None` where there are no such loops.
+/// What is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Codes of eight bits.
+    Int8,
+    /// Codes of sixteen.
+    Int16,
+    /// f32.
+    F32,
+}
+
+impl Unit {
+    /// All of them, the fastest first.
+    pub const ALL: [Unit; 3] = [Unit::Int8, Unit::Int16, Unit::F32];
+
+    /// Its name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Unit::Int8 => "int8",
+            Unit::Int16 => "int16",
+            Unit::F32 => "f32",
+        }
+    }
+}
+
+/// 10^9 multiplications and additions per second, each counted, of this thread in the time that it has a core, with the instructions of
+/// `isa`. Twelve sums stand side by side; it takes a few milliseconds. `None` where there are no such loops.
 #[cfg(target_arch = "x86_64")]
-pub fn gops(isa: Isa, floats: bool) -> Option<f64> {
+pub fn gops(isa: Isa, unit: Unit) -> Option<f64> {
     use std::hint::black_box;
     const TURNS: usize = 200_000;
     if isa == Isa::Portable || !isa.is_supported() {
@@ -15,11 +40,14 @@ pub fn gops(isa: Isa, floats: bool) -> Option<f64> {
     let start = clock::computed();
     // SAFETY: this machine has the instructions.
     let numbers = unsafe {
-        match (isa, floats) {
-            (Isa::Avx512, true) => floats_512(black_box(TURNS)),
-            (Isa::Avx512, false) => codes_512(black_box(TURNS)),
-            (_, true) => floats_256(black_box(TURNS)),
-            (Isa::AvxVnni, false) => codes_256(black_box(TURNS)),
+        match (isa, unit) {
+            (Isa::Avx512, Unit::F32) => floats_512(black_box(TURNS)),
+            (Isa::Avx512, Unit::Int16) => words_512(black_box(TURNS)),
+            (Isa::Avx512, Unit::Int8) => codes_512(black_box(TURNS)),
+            (_, Unit::F32) => floats_256(black_box(TURNS)),
+            (Isa::AvxVnni, Unit::Int16) => words_256(black_box(TURNS)),
+            (Isa::AvxVnni, Unit::Int8) => codes_256(black_box(TURNS)),
+            (_, Unit::Int16) => added_words_256(black_box(TURNS)),
             _ => pairs_256(black_box(TURNS)),
         }
     };
@@ -28,18 +56,18 @@ pub fn gops(isa: Isa, floats: bool) -> Option<f64> {
 
 /// As there are no such loops.
 #[cfg(not(target_arch = "x86_64"))]
-pub fn gops(_: Isa, _: bool) -> Option<f64> {
+pub fn gops(_: Isa, _: Unit) -> Option<f64> {
     let _ = clock::computed;
     None
 }
 
 /// Products of an instruction that [`gops`] repeats.
-pub const fn width(isa: Isa, floats: bool) -> usize {
-    match (isa, floats) {
-        (Isa::Avx512, false) => 64,
-        (Isa::Avx512, true) => 16,
-        (_, false) => 32,
-        (_, true) => 8,
+pub const fn width(isa: Isa, unit: Unit) -> usize {
+    let bytes = if matches!(isa, Isa::Avx512) { 64 } else { 32 };
+    match unit {
+        Unit::Int8 => bytes,
+        Unit::Int16 => bytes / 2,
+        Unit::F32 => bytes / 4,
     }
 }
 
@@ -108,6 +136,19 @@ in_registers!(codes_256, "avx2,avxvnni", 32, _mm256_setzero_si256, _mm256_set1_e
 #[cfg(target_arch = "x86_64")]
 in_registers!(pairs_256, "avx2", 32, _mm256_setzero_si256, _mm256_set1_epi8(1), |sum, a, b| {
     _mm256_maddubs_epi16(*sum, _mm256_or_si256(a, b))
+});
+#[cfg(target_arch = "x86_64")]
+in_registers!(words_512, "avx512f,avx512vnni", 32, _mm512_setzero_si512, _mm512_set1_epi16(1), |sum, a, b| {
+    _mm512_dpwssd_epi32(*sum, a, b)
+});
+#[cfg(target_arch = "x86_64")]
+in_registers!(words_256, "avx2,avxvnni", 16, _mm256_setzero_si256, _mm256_set1_epi16(1), |sum, a, b| {
+    _mm256_dpwssd_avx_epi32(*sum, a, b)
+});
+// Products that are not of the sum would be computed once.
+#[cfg(target_arch = "x86_64")]
+in_registers!(added_words_256, "avx2", 16, _mm256_setzero_si256, _mm256_set1_epi16(1), |sum, a, b| {
+    _mm256_add_epi32(*sum, _mm256_madd_epi16(*sum, _mm256_or_si256(a, b)))
 });
 #[cfg(target_arch = "x86_64")]
 in_registers!(floats_512, "avx512f", 16, _mm512_setzero_ps, _mm512_set1_ps(1.0), |sum, a, b| {

@@ -18,6 +18,7 @@ pub const KERNELS: Kernels = Kernels {
     fill_panel: super::gemm::fill,
     across: None,
     scaled: [None; Quant::COUNT],
+    sixteen: None,
     tiles: super::floats::PORTABLE,
     prefill: Prefill::Int8,
     rounds_floats: false,

@@ -4,6 +4,7 @@ use super::audit::{Audit, Shares};
 use super::measure::{READ_BYTES, ReadBandwidth, ReadBuffer, peak_gops, read_bandwidth};
 use crate::clock;
 use crate::cpu::ManyForm;
+use crate::cpu::peak::Unit;
 use crate::engine::{BatchToken, Engine, Logits, Report, Session};
 use crate::error::Result;
 use crate::interrupt;
@@ -278,10 +279,10 @@ pub fn speed(
         before_this += test.tokens(options.repeats);
         let mut row = row(engine, test, options.kv, before, &samples);
         if test.prompt > 0 {
-            let (of_each, floats) = multiplied(engine, test.prompt);
+            let (of_each, unit) = multiplied(engine, test.prompt);
             row.prefill = Some(engine.kernels.prefill.name());
             row.prefill_gops = Some(2e-9 * of_each * row.avg_ts);
-            row.unit_gops = peak_gops(engine.threads(), engine.kernels.isa, floats);
+            row.unit_gops = peak_gops(engine.threads(), engine.kernels.isa, unit);
             row.share_of_unit = row.prefill_gops.zip(row.unit_gops).map(|(rate, unit)| rate / unit);
         }
         if test.generate > 0 {
@@ -296,15 +297,17 @@ pub fn speed(
     Ok(rows)
 }
 
-/// Weights that a token of a prompt of `tokens` is multiplied with, the head's but once for all, and whether most products are in f32.
-fn multiplied(engine: &Engine, tokens: usize) -> (f64, bool) {
+/// Weights that a token of a prompt of `tokens` is multiplied with, the head's but once for all, and the unit that multiplies most of them.
+fn multiplied(engine: &Engine, tokens: usize) -> (f64, Unit) {
     let (model, n) = (&engine.model, tokens.min(engine.chunk()));
-    let (mut all, mut floats) = (0.0, 0.0);
+    let mut of_units = [0.0; Unit::ALL.len()];
     let mut add = |quant, weights: usize| {
-        all += weights as f64;
-        if engine.kernels.form(quant, model.config.hidden, n) == ManyForm::Floats {
-            floats += weights as f64;
-        }
+        let unit = match engine.kernels.form(quant, n) {
+            ManyForm::Rows | ManyForm::Codes => Unit::Int8,
+            ManyForm::Sixteen => Unit::Int16,
+            ManyForm::Floats => Unit::F32,
+        };
+        of_units[unit as usize] += weights as f64;
     };
     for layer in &model.layers {
         let matrix = |matrix: &Matrix| (matrix.quant, matrix.rows * matrix.cols);
@@ -329,7 +332,8 @@ fn multiplied(engine: &Engine, tokens: usize) -> (f64, bool) {
         }
     }
     let head = (model.head.rows * model.head.cols) as f64 / tokens as f64;
-    (all + head, 2.0 * floats > all)
+    let most = Unit::ALL.into_iter().max_by(|a, b| of_units[*a as usize].total_cmp(&of_units[*b as usize]));
+    (of_units.iter().sum::<f64>() + head, most.unwrap_or(Unit::Int8))
 }
 
 /// Time of each step in each repeat, ns, `[repeats][steps]`: a prefill is one step, a decode one per token (of each sequence). `step(done)`

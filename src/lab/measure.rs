@@ -222,12 +222,12 @@ pub fn decode_gb_s(quant: Quant, threads: usize) -> Result<f64> {
 }
 
 /// What the multiplying units of `threads` threads reach together with nothing to load, as [`peak::gops`]: the best of a few passes.
-pub fn peak_gops(threads: usize, isa: Isa, floats: bool) -> Option<f64> {
+pub fn peak_gops(threads: usize, isa: Isa, unit: peak::Unit) -> Option<f64> {
     let mut pool = ThreadPool::new(threads);
     let mut pass = || {
         let rates: Vec<AtomicU64> = (0..threads).map(|_| AtomicU64::new(0)).collect();
         pool.run(threads, |_, task| {
-            let rate = peak::gops(isa, floats).unwrap_or(0.0);
+            let rate = peak::gops(isa, unit).unwrap_or(0.0);
             rates[task].store(rate.to_bits(), Ordering::Relaxed);
         });
         rates.into_iter().map(|rate| f64::from_bits(rate.into_inner())).sum::<f64>()

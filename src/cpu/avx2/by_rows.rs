@@ -2,11 +2,11 @@
 //! f32. Turning them instead, so that a lane is a row, took a tenth of the time with 128 columns: of rows a power of two apart, as most are,
 //! all lines have the same place in L1.
 
+use super::load_f16;
 use super::tiles::{LANES, WIDTH};
-use super::{load_f16, prefetch};
 use crate::cpu::FloatPanels;
 use crate::cpu::arch::*;
-use crate::cpu::floats::{self, DEPTH, Form, TILE_DEPTH};
+use crate::cpu::floats::{self, Ahead, DEPTH, Form, TILE_DEPTH};
 use crate::formats::rows::Quant;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -68,12 +68,17 @@ unsafe fn add_piece(
 ) {
     let count = DEPTH.min(x.cols - start);
     let tiles = panels.len() * rows.len().div_ceil(HIGH) * count.div_ceil(TILE_DEPTH);
-    let mut ahead = Ahead::of(quant, x.cols, next, tiles);
+    let bytes = Form::of(quant).map_or(0, Form::bytes);
+    let mut ahead = Ahead::of(bytes, x.cols, next, tiles);
     // SAFETY: the caller's promises; the numbers that are multiplied were written.
     unsafe {
         let numbers = (&raw mut (*to).numbers).cast::<f32>();
         for (r, &row) in rows.iter().enumerate() {
-            open(quant, row, x.cols, start, count, numbers.add(r * DEPTH));
+            let to = numbers.add(r * DEPTH);
+            match Form::of(quant) {
+                Some(form) => open(form, row.add(start * form.bytes()), count, to),
+                None => floats::decode(quant, row, x.cols, start, count, to),
+            }
         }
         for first in (0..count).step_by(TILE_DEPTH) {
             let depth = TILE_DEPTH.min(count - first);
@@ -100,42 +105,12 @@ unsafe fn add_piece(
     }
 }
 
-/// Lines of what is read next, asked for a few with each tile: many at once are dropped.
-struct Ahead<'a> {
-    rows: &'a [*const u8],
-    /// From which byte of each row on, and how many lines.
-    from: usize,
-    lines: usize,
-    /// How many were asked for, and are with each tile.
-    asked: usize,
-    each: usize,
-}
-
-impl<'a> Ahead<'a> {
-    /// Of a piece from a number on of rows of `cols` numbers, over so many tiles.
-    fn of(quant: Quant, cols: usize, (rows, start): (&'a [*const u8], usize), tiles: usize) -> Ahead<'a> {
-        let bytes = Form::of(quant).map_or(0, Form::bytes);
-        let lines = (DEPTH.min(cols - start) * bytes).div_ceil(64);
-        Ahead { rows, from: start * bytes, lines, asked: 0, each: (rows.len() * lines).div_ceil(tiles) }
-    }
-
-    fn ask(&mut self) {
-        let all = self.rows.len() * self.lines;
-        for i in self.asked..all.min(self.asked + self.each) {
-            prefetch(self.rows[i / self.lines].wrapping_add(self.from + i % self.lines * 64));
-        }
-        self.asked += self.each;
-    }
-}
-
-/// Makes numbers `start..start + count` of a row f32.
+/// Makes `count` floats f32.
 #[inline]
 #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn open(quant: Quant, row: *const u8, cols: usize, start: usize, count: usize, to: *mut f32) {
-    // SAFETY: the caller promises a row, and room.
+unsafe fn open(form: Form, at: *const u8, count: usize, to: *mut f32) {
+    // SAFETY: the caller promises the numbers, and room.
     unsafe {
-        let Some(form) = Form::of(quant) else { return floats::decode(quant, row, cols, start, count, to) };
-        let at = row.add(start * form.bytes());
         if form == Form::F32 {
             return at.copy_to_nonoverlapping(to.cast(), count * 4);
         }

@@ -29,9 +29,10 @@ mod by_rows;
 mod floats;
 mod gemm;
 mod grouped;
+mod sixteen;
 mod tiles;
 
-use super::{Columns, Isa, Kernels, Prefill, Rows, by_type, whole_rows};
+use super::{Columns, Isa, Kernels, Prefill, Rows, by_type, prefetch, whole_rows};
 use crate::cpu::arch::*;
 use crate::cpu::floats::Tiles;
 use crate::formats::blocks::BlockType;
@@ -53,6 +54,7 @@ pub const KERNELS: Kernels = Kernels {
     fill_panel: gemm::fill,
     across: None,
     scaled: gemm::SCALED,
+    sixteen: Some(sixteen::SIXTEEN),
     tiles: Tiles { by_rows: Some(by_rows::by_rows), ..tiles::TILES },
     prefill: Prefill::Int8,
     rounds_floats: false,
@@ -69,6 +71,7 @@ pub const KERNELS_VNNI: Kernels = Kernels {
     gemms: gemm::GEMMS_VNNI,
     gemms_seven: [None; Quant::COUNT],
     across: Some(gemm::across),
+    sixteen: Some(sixteen::SIXTEEN_VNNI),
     ..KERNELS
 };
 
@@ -82,13 +85,6 @@ const FEW: usize = 4;
 /// 3 KiB made no difference.
 const FLOATS_AHEAD: usize = 1024;
 const GROUPED_AHEAD: usize = 2048;
-
-/// Prefetches the line that holds the byte at `at` into L2 (`prefetch` in `avx512/mod.rs` says why).
-#[inline]
-fn prefetch(at: *const u8) {
-    // SAFETY: a hint; no address is wrong.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
-}
 
 #[inline]
 #[cfg_attr(not(emulated), target_feature(enable = "avx2,f16c"))]

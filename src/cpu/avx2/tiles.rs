@@ -84,12 +84,19 @@ unsafe fn widen(form: Form, at: *const u16, count: usize, line: &mut [f32; EACH]
     }
 }
 
-/// Writes the first `count` lanes. A store under a mask takes a Zen 3 as long as a dozen plain ones, so it is only for what is rare.
+/// Writes the first `count` lanes, or adds them to what stands there. A store under a mask takes a Zen 3 as long as a dozen plain ones, so it is
+/// only for what is rare.
 #[inline]
 #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn store(to: *mut f32, numbers: __m256, count: usize) {
+pub(super) unsafe fn store(to: *mut f32, numbers: __m256, count: usize, adds: bool) {
     // SAFETY: the caller promises `count` numbers.
     unsafe {
+        let before = match (adds, count) {
+            (false, _) => _mm256_setzero_ps(),
+            (true, LANES..) => _mm256_loadu_ps(to),
+            (true, _) => _mm256_maskload_ps(to, first(count)),
+        };
+        let numbers = _mm256_add_ps(before, numbers);
         match count {
             LANES.. => _mm256_storeu_ps(to, numbers),
             _ => _mm256_maskstore_ps(to, first(count), numbers),
@@ -156,15 +163,7 @@ unsafe fn tile<const N: usize>(w: *const f32, depth: usize, x: *const f32, out: 
         for c in 0..N {
             if c < out.columns && rows > 0 {
                 // SAFETY: the caller promises these rows and columns.
-                unsafe {
-                    let y = out.y.add(c * out.stride + r * LANES);
-                    let before = match (out.adds, rows) {
-                        (false, _) => _mm256_setzero_ps(),
-                        (true, LANES..) => _mm256_loadu_ps(y),
-                        (true, _) => _mm256_maskload_ps(y, first(rows)),
-                    };
-                    store(y, _mm256_add_ps(before, sums[r][c]), rows);
-                }
+                unsafe { store(out.y.add(c * out.stride + r * LANES), sums[r][c], rows, out.adds) };
             }
         }
     }

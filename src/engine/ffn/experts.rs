@@ -127,7 +127,7 @@ pub fn experts(
             // The others' rows are taken one by one, for which few columns are there already.
             let rows_alone = |number: usize| {
                 let (group, up) = (&groups[number], &chosen.expert(&groups[number]).input.parts()[1]);
-                let has_rows = kernels.form(up.quant, up.cols, group.tokens) == ManyForm::Rows;
+                let has_rows = kernels.form(up.quant, group.tokens) == ManyForm::Rows;
                 (lists(group) && !firing.is_scaled(number) && !has_rows).then_some(true)
             };
             take(pool, kernels, chosen, x, &mut inputs[..distinct], tiles, rows_alone);
@@ -450,6 +450,6 @@ fn down(
 /// Rows of a matrix that a task takes for as many as `tokens`, where it reads the same rows of `matrices` of its kind: tiles of what the
 /// kernels take at a time.
 fn rows_at_once(kernels: &Kernels, matrix: &Matrix, matrices: usize, tokens: usize) -> usize {
-    let tile = if kernels.form(matrix.quant, matrix.cols, tokens) == ManyForm::Rows { DOT_ROWS } else { GEMM_ROWS };
+    let tile = if kernels.form(matrix.quant, tokens) == ManyForm::Rows { DOT_ROWS } else { GEMM_ROWS };
     (PIECE_BYTES / (matrix.row_bytes * matrices.max(1))).clamp(1, matrix.rows).next_multiple_of(tile)
 }

@@ -19,6 +19,7 @@ use scaled::{Packs as PackRows, scaled};
 use source::{Packs, Source};
 use std::mem::MaybeUninit;
 use std::ops::Range;
+pub(super) use tile::in_order;
 use tile::{FOURS, NUMBERS, PAIRS, Panel, SEVENS, Sums};
 
 /// Columns of a panel, and of a tile.

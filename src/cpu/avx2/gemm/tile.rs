@@ -80,7 +80,7 @@ pub const fn tile(form: u8, kind: u8) -> Tile {
 /// Adds in the order in which the calls stand. The compiler would add up products first, and keep them in memory for that.
 #[inline]
 #[cfg_attr(not(emulated), target_feature(enable = "avx2"))]
-fn in_order(#[cfg_attr(emulated, allow(unused_mut))] mut sum: __m256i) -> __m256i {
+pub fn in_order(#[cfg_attr(emulated, allow(unused_mut))] mut sum: __m256i) -> __m256i {
     // SAFETY: no instruction at all.
     #[cfg(not(emulated))]
     unsafe {
