@@ -157,7 +157,7 @@ fn main() {
             for quant in Quant::all() {
                 let rates = measure(&kind, quant, &mut trial);
                 table.insert(quant.name(), rates);
-                println!("| {} |{}", quant.name(), rates.map(|rate| format!(" {rate:.1} |")).concat());
+                println!("| {} |{}", quant.name(), rates.map(|rate| format!(" {rate:.2} |")).concat());
             }
             for (i, (form, unit)) in FORMS.into_iter().enumerate() {
                 let mut all: Vec<f64> = table.values().map(|rates| rates[i]).collect();
@@ -166,7 +166,7 @@ fn main() {
                 let slow = table.iter().filter(|(_, rates)| TIMES * rates[i] < middle);
                 outliers.extend(slow.map(|(quant, rates)| {
                     format!(
-                        "{quant}, {form}, {name}: {:.1} {unit}, where the type in the middle has {middle:.1}",
+                        "{quant}, {form}, {name}: {:.2} {unit}, where the type in the middle has {middle:.2}",
                         rates[i]
                     )
                 }));
