@@ -373,7 +373,7 @@ fn directories_that_describe_no_model_are_refused() {
         (json!({"hidden_act": ["relu"]}), "config.json: hidden_act: is [\"relu\"], not text"),
         (
             json!({"num_hidden_layers": 4_000_000_000u64}),
-            "config.json: layer count is 4000000000; it must be 1 to 4096",
+            "config.json: num_hidden_layers: the layer count is 4000000000; it must be 1 to 4096",
         ),
         (json!({"num_hidden_layers": 3}), "model.layers.2.input_layernorm.weight: the tensor is missing"),
         (json!({"num_attention_heads": 0}), "config.json: head count is 0"),

@@ -221,6 +221,8 @@ pub enum Positions {
     },
 }
 
+/// Layers that a model may have: more than any published one.
+const MAX_LAYERS: usize = 1 << 12;
 /// Experts that a layer may have: more than any published model.
 const MAX_EXPERTS: usize = 1 << 12;
 /// Neurons that an FFN may have: more than any published model's.
@@ -314,7 +316,7 @@ impl ModelConfig {
     pub fn check(&self) -> Result<(), String> {
         let bounds = [
             ("hidden size", self.hidden, 1 << 17),
-            ("layer count", self.layers, 1 << 12),
+            ("layer count", self.layers, MAX_LAYERS),
             ("head count", self.heads, 1 << 12),
             ("key/value head count", self.kv_heads, 1 << 12),
             ("head dimension", self.head_dim, 1 << 12),
@@ -437,6 +439,17 @@ impl ModelConfig {
         *epsilon /= scale * scale;
         self.embedding_scale /= scale;
         self
+    }
+}
+
+/// Checks a number of layers before a list of as many is made.
+///
+/// # Errors
+/// A message with the number that it must be.
+pub fn check_layers(layers: usize) -> Result<usize, String> {
+    match layers {
+        1..=MAX_LAYERS => Ok(layers),
+        _ => Err(format!("the layer count is {layers}; it must be 1 to {MAX_LAYERS}")),
     }
 }
 

@@ -103,6 +103,7 @@ impl File {
                 Value::U32(v) => number(4, &v.to_le_bytes()),
                 Value::I32(v) => number(5, &v.to_le_bytes()),
                 Value::F32(v) => number(6, &v.to_le_bytes()),
+                Value::U64(v) => number(10, &v.to_le_bytes()),
                 Value::Bool(v) => number(7, &[u8::from(*v)]),
                 Value::Str(v) => {
                     number(8, &[]);

@@ -3,7 +3,7 @@
 use super::{Activated, says_drelu, wants_drelu};
 use crate::error::{Error, Result};
 use crate::model::config::{
-    Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions, RopeScaling, rope_frequencies,
+    Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions, RopeScaling, check_layers, rope_frequencies,
 };
 use crate::model::layer::{Experts, LayerForm, RouterInput, Scoring};
 use serde_json::Value;
@@ -20,6 +20,13 @@ pub struct Fields<'a> {
     pub path: &'a Path,
     /// The activation that a user has named; it wins over the file's.
     pub given: Option<NamedActivation>,
+}
+
+/// What a size is, for messages.
+const A_SIZE: &str = "a whole number from 0 to 4294967295";
+
+fn size_of(value: &Value) -> Option<usize> {
+    value.as_u64().and_then(|size| u32::try_from(size).ok()).map(|size| size as usize)
 }
 
 /// How a family's router makes weights of its products.
@@ -86,27 +93,30 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A whole number from 0 on, if the field is there.
+    /// A whole number of 32 bits, if the field is there: no size of a model is longer, and sums and products of such numbers do not wrap.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
         match &self.json[key] {
             Value::Null => Ok(None),
-            value => match value.as_u64() {
-                Some(size) => Ok(Some(size as usize)),
-                None => Err(self.bad(key, format!("is {value}, not a whole number"))),
-            },
+            value => size_of(value).map(Some).ok_or_else(|| self.bad(key, format!("is {value}, not {A_SIZE}"))),
         }
     }
 
-    /// A whole number from 0 on that the family needs.
+    /// Such a number that the family needs.
     pub fn size(&self, key: &str) -> Result<usize> {
         self.optional_size(key)?.ok_or_else(|| self.bad(key, "missing"))
+    }
+
+    /// How many layers there are: lists of as many are made from it, so it is checked here.
+    pub fn layer_count(&self) -> Result<usize> {
+        let key = "num_hidden_layers";
+        check_layers(self.size(key)?).map_err(|why| self.bad(key, why))
     }
 
     /// A size that may be a list with one number for each layer: the largest, and the list, which is empty where all are the same.
     pub fn widths(&self, key: &str) -> Result<(usize, Vec<usize>)> {
         let Value::Array(list) = &self.json[key] else { return Ok((self.size(key)?, Vec::new())) };
-        let sizes: Option<Vec<usize>> = list.iter().map(|v| v.as_u64().map(|size| size as usize)).collect();
-        let sizes = sizes.ok_or_else(|| self.bad(key, "is a list of something else than whole numbers"))?;
+        let sizes: Option<Vec<usize>> = list.iter().map(size_of).collect();
+        let sizes = sizes.ok_or_else(|| self.bad(key, format!("is a list of something that is not {A_SIZE}")))?;
         Ok(super::common_width(sizes))
     }
 
@@ -190,7 +200,7 @@ impl<'a> Fields<'a> {
             family: family.into(),
             name: self.model_name()?,
             hidden,
-            layers: self.size("num_hidden_layers")?,
+            layers: self.layer_count()?,
             heads,
             kv_heads: self.optional_size("num_key_value_heads")?.unwrap_or(heads),
             head_dim,

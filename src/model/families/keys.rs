@@ -5,7 +5,7 @@ use super::{Activated, RELU_OR_DRELU, says_drelu, wants_drelu};
 use crate::error::{Error, Result};
 use crate::formats::gguf::Gguf;
 use crate::model::config::{
-    Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions, RopeScaling, rope_frequencies,
+    Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions, RopeScaling, check_layers, rope_frequencies,
 };
 use crate::model::layer::{Experts, LayerForm};
 use std::path::Path;
@@ -38,6 +38,12 @@ impl Keys<'_> {
     /// The whole number of the architecture's key `key`, which the file must have.
     pub fn required(&self, key: &str) -> Result<usize> {
         self.size(key)?.ok_or_else(|| self.bad(key, "missing"))
+    }
+
+    /// How many layers there are: lists of as many are made from it, so it is checked here.
+    pub fn layer_count(&self) -> Result<usize> {
+        let key = "block_count";
+        check_layers(self.required(key)?).map_err(|why| self.bad(key, why))
     }
 
     /// The number of the architecture's key `key`, if it is there.
@@ -121,7 +127,7 @@ impl Keys<'_> {
             family: self.arch.into(),
             name: self.gguf.metadata.str("general.name")?.unwrap_or_default().into(),
             hidden,
-            layers: self.required("block_count")?,
+            layers: self.layer_count()?,
             heads,
             kv_heads: self.size("attention.head_count_kv")?.unwrap_or(heads),
             head_dim,

@@ -38,7 +38,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
         family: "opt".into(),
         name: c.model_name()?,
         hidden,
-        layers: c.size("num_hidden_layers")?,
+        layers: c.layer_count()?,
         heads,
         kv_heads: heads,
         head_dim: hidden.checked_div(heads).unwrap_or(0),

@@ -1,0 +1,312 @@
+//! Counts are checked where they are read. A layer count of 10^12 in a config.json of 1 kB was read into a list of as many layers, which
+//! ended the process; one of 2^32 - 1 in a GGUF took 4 GiB before it was refused.
+//!
+//! Every number of every family's files, and those that a file may have besides, becomes each of some absurd values: the file is refused or
+//! opened within 64 MiB of memory and 50 ms of the processor's time. It is tried in a child, whose allocator refuses more: what takes too
+//! much ends the child, not the tests.
+
+#[path = "support/gguf.rs"]
+mod gguf_file;
+
+use dynamicinfer::clock;
+use dynamicinfer::cpu::Kernels;
+use dynamicinfer::engine::{Engine, Logits, Session};
+use dynamicinfer::error::{Error, Result};
+use dynamicinfer::formats::gguf::Value;
+use dynamicinfer::model::in_place::not_in_place;
+use dynamicinfer::model::source::Source;
+use dynamicinfer::model::{KvType, Model};
+use gguf_file::{File, fixture, text};
+use serde_json::{Value as Json, json};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The system's allocator within a limit.
+struct Limited;
+
+#[global_allocator]
+static ALLOCATOR: Limited = Limited;
+
+/// Bytes that are allocated, and the most that may be.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+impl Limited {
+    fn add(bytes: usize) -> bool {
+        let live = LIVE.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        live <= LIMIT.load(Ordering::Relaxed)
+    }
+
+    /// Limits what is allocated from now on.
+    fn from_here(bytes: usize) {
+        let live = LIVE.load(Ordering::Relaxed);
+        LIMIT.store(live.saturating_add(bytes), Ordering::Relaxed);
+    }
+}
+
+// SAFETY: every call is the system allocator's own, or answers that there is no memory.
+unsafe impl GlobalAlloc for Limited {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if Limited::add(layout.size()) {
+            // SAFETY: the caller's contract is passed on.
+            return unsafe { System.alloc(layout) };
+        }
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        std::ptr::null_mut()
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+/// What a refusal may take, and how long.
+const MOST_BYTES: usize = 64 << 20;
+const MOST_TIME: clock::Duration = clock::Duration::from_millis(50);
+
+/// The directories that are gone through: one of each family, and of each form that a family has.
+const DIRECTORIES: [&str; 17] = [
+    "bamboo",
+    "falcon",
+    "falcon-40b",
+    "llama",
+    "llama-linear-rope",
+    "llama-tied",
+    "minicpm",
+    "mistral",
+    "mixtral",
+    "opt",
+    "prosparse",
+    "qwen2",
+    "qwen2-moe",
+    "qwen3",
+    "qwen3-moe",
+    "smallthinker",
+    "turbosparse-mixtral",
+];
+
+const GGUFS: [&str; 16] = [
+    "bamboo.gguf",
+    "falcon.gguf",
+    "falcon-40b.gguf",
+    "gpt-oss.mxfp4.gguf",
+    "llama.gguf",
+    "llama-linear-rope.q8_0.gguf",
+    "minicpm.gguf",
+    "mistral.gguf",
+    "mixtral.gguf",
+    "opt.gguf",
+    "qwen2.gguf",
+    "qwen2-moe.gguf",
+    "qwen3.gguf",
+    "qwen3-moe.gguf",
+    "relufalcon.powerinfer.gguf",
+    "smallthinker.gguf",
+];
+
+fn absurd_json() -> Vec<Json> {
+    vec![
+        json!(0),
+        json!(1),
+        json!(4096),
+        json!(4097),
+        json!(1u64 << 24),
+        json!(1u64 << 31),
+        json!(u32::MAX),
+        json!(1u64 << 32),
+        json!(1_000_000_000_000u64),
+        json!(1u64 << 63),
+        json!(u64::MAX),
+        json!(-1),
+        json!(1.5),
+        json!(1e300),
+        json!("8"),
+        json!([]),
+        json!([1_000_000_000_000u64]),
+    ]
+}
+
+fn absurd_value() -> Vec<Value> {
+    vec![
+        Value::U32(0),
+        Value::U32(1),
+        Value::U32(4096),
+        Value::U32(4097),
+        Value::U32(1 << 24),
+        Value::U32(1 << 31),
+        Value::U32(u32::MAX),
+        Value::U64(1_000_000_000_000),
+        Value::U64(1 << 63),
+        Value::I32(-1),
+        Value::F32(1.5),
+        Value::F32(f32::NAN),
+        Value::F32(3e38),
+        text("8"),
+        Value::Array(dynamicinfer::formats::gguf::Array::I32(vec![i32::MAX])),
+    ]
+}
+
+/// Opens the model as everything here does, and if it is accepted computes with it. A refusal is that of a bad file, but for one that a
+/// session has no memory for.
+fn open(path: &Path) -> Result<()> {
+    let source = Source::open(path, None)?;
+    if not_in_place(&source).is_some() {
+        return Ok(());
+    }
+    let model = Model::in_place(source)?;
+    let mut engine = Engine::new(model, 1, Kernels::best());
+    let context = engine.model.config.context.min(64);
+    let mut session = Session::new(&engine, context, KvType::F16)?;
+    if session.check(&engine, &[0]).is_ok() {
+        engine.forward(&mut session.kv, &[0], Logits::All);
+    }
+    Ok(())
+}
+
+/// What is wrong with how the case ended, if anything is.
+fn fault_of(path: &Path) -> Option<String> {
+    Limited::from_here(MOST_BYTES);
+    let begun = clock::computed();
+    let opened = catch_unwind(AssertUnwindSafe(|| open(path)));
+    let took = clock::computed() - begun;
+    match opened {
+        Err(_) => Some("it panicked".into()),
+        // Computing takes its time, and only a refusal has a limit.
+        Ok(Ok(())) => None,
+        Ok(Err(Error::BadFile(_))) if took > MOST_TIME => Some(format!("it was refused after {took:?}")),
+        Ok(Err(Error::BadFile(_))) => None,
+        Ok(Err(other)) => Some(format!("{other:?}")),
+    }
+}
+
+/// Where a JSON value has numbers: paths of keys, lists left out.
+fn numbers_in(value: &Json, at: &str) -> Vec<String> {
+    match value {
+        Json::Number(_) => vec![at.to_owned()],
+        Json::Object(map) => map.iter().flat_map(|(key, inside)| numbers_in(inside, &format!("{at}/{key}"))).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The cases of a directory. What it may have besides is there in a second round, which has windows and no lists.
+fn directory(name: &str, said: &mut impl FnMut(&str), faults: &mut Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = "model.safetensors";
+    std::os::unix::fs::symlink(fixture(name).join(file), dir.path().join(file)).unwrap();
+    let published: Json = serde_json::from_slice(&std::fs::read(fixture(name).join("config.json")).unwrap()).unwrap();
+    let mut more = published.clone();
+    let fields = more.as_object_mut().unwrap();
+    fields.retain(|key, value| key == "architectures" || !value.is_array());
+    for (key, value) in [
+        ("use_sliding_window", json!(true)),
+        ("sliding_window", json!(16)),
+        ("max_window_layers", json!(1)),
+        ("head_dim", json!(16)),
+        ("num_kv_heads", json!(1)),
+        ("num_ln_in_parallel_attn", json!(2)),
+    ] {
+        fields
+            .entry(key)
+            .and_modify(|old| {
+                if old.is_null() || old.is_boolean() {
+                    *old = value.clone()
+                }
+            })
+            .or_insert(value);
+    }
+    for (round, config) in [published, more].iter().enumerate() {
+        for place in numbers_in(config, "") {
+            for value in absurd_json() {
+                let mut changed = config.clone();
+                *changed.pointer_mut(&place).unwrap() = value.clone();
+                std::fs::write(dir.path().join("config.json"), changed.to_string()).unwrap();
+                let case = format!("{name}, round {round}, {place} = {value}");
+                said(&case);
+                faults.extend(fault_of(dir.path()).map(|fault| format!("{case}: {fault}")));
+            }
+        }
+    }
+}
+
+/// The cases of a GGUF: every number that it has, and those that others have.
+fn gguf(name: &str, said: &mut impl FnMut(&str), faults: &mut Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let mut file = File::read(name);
+    let is_number = |value: &Value| !matches!(value, Value::Str(_) | Value::Bool(_) | Value::Array(_));
+    let mut keys: Vec<String> =
+        file.keys.iter().filter(|(_, value)| is_number(value)).map(|(key, _)| key.clone()).collect();
+    let arch = match file.keys.iter().find(|(key, _)| key == "general.architecture") {
+        Some((_, Value::Str(arch))) => arch.clone(),
+        other => panic!("{other:?}"),
+    };
+    let more = [
+        "vocab_size",
+        "context_length",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.sliding_window",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.factor",
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+        "expert_shared_feed_forward_length",
+        "expert_shared_count",
+        "leading_dense_block_count",
+        "expert_gating_func",
+    ];
+    keys.extend(more.iter().map(|key| format!("{arch}.{key}")));
+    keys.extend(["general.alignment", "split.count", "split.no", "split.tensors.count"].map(str::to_owned));
+    keys.sort();
+    keys.dedup();
+    for key in keys {
+        let before = file.keys.clone();
+        for value in absurd_value() {
+            file.set(&key, value.clone());
+            std::fs::write(&path, file.bytes()).unwrap();
+            let case = format!("{name}, {key} = {value:?}");
+            said(&case);
+            faults.extend(fault_of(&path).map(|fault| format!("{case}: {fault}")));
+        }
+        file.keys = before;
+    }
+}
+
+#[test]
+fn absurd_counts_are_refused_before_anything_is_made_of_them() {
+    let program = std::env::current_exe().unwrap();
+    let child = Command::new(program).args(["--exact", "the_child", "--ignored", "--nocapture"]).output().unwrap();
+    let (said, errors) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
+    let last = said.lines().rev().find(|line| !line.is_empty()).unwrap_or_default();
+    assert!(child.status.success(), "{}, the last case: {last}\n{errors}", child.status);
+}
+
+#[test]
+#[ignore = "the test above runs it as a process of its own"]
+fn the_child() {
+    use std::io::Write;
+    // The first lines of the process: each case is said before it is tried, so that the last one is known.
+    let mut out = std::io::stdout();
+    let mut said = |case: &str| {
+        Limited::from_here(usize::MAX);
+        writeln!(out, "{case}").unwrap();
+        out.flush().unwrap();
+    };
+    let mut faults = Vec::new();
+    for name in DIRECTORIES {
+        directory(name, &mut said, &mut faults);
+    }
+    for name in GGUFS {
+        gguf(name, &mut said, &mut faults);
+    }
+    Limited::from_here(usize::MAX);
+    assert!(faults.is_empty(), "{} cases:\n{}", faults.len(), faults.join("\n"));
+}
