@@ -16,7 +16,7 @@ pub enum Failure {
     Device(String),
     /// Its thread panicked.
     Panic,
-    /// Of the last pass alone: neurons that it needed could not be read from disk. The next one may need others.
+    /// Of the last pass alone: neurons that it needed could not be read from disk, or its numbers are not finite. The next one may need others.
     Pass(String),
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Failure {
 pub fn unread(model: &Model, fault: &ReadFault) -> Error {
     let (file, offset) = fault.place();
     let field = match fault.why {
-        Unread::Damaged { layer, cluster } => {
+        Unread::Damaged { layer, cluster } | Unread::NotFinite { layer, cluster } => {
             let what = match model.config.form.experts {
                 Some(experts) if experts.routed() => "expert",
                 Some(_) => "cluster",
@@ -73,6 +73,14 @@ impl Engine {
         Some(unread(&self.model, fault))
     }
 
+    /// That the last pass ended with numbers that are not finite; `None` if they are. Packing and opening look at what is read of a model as
+    /// far as that costs little, so this is the last that keeps such numbers from being taken for an answer.
+    pub(super) fn not_finite(&self) -> Option<Error> {
+        let why = "the result of a pass holds numbers that are not finite, so there is no answer: the model's weights are damaged, or too large \
+                   to compute with; `dynamicinfer show --verify` reads all of a packed model; download it or pack it again";
+        (!self.is_finite).then(|| Error::bad(self.model.path(), "", why))
+    }
+
     /// The files that the engine reads while it runs.
     pub fn files(&self) -> Vec<MappedFile> {
         let mut files = self.model.files().to_vec();
@@ -89,7 +97,7 @@ impl Engine {
         if let Some(fault) = self.fault() {
             return Some(Failure::Device(fault.0.clone()));
         }
-        if let Some(error) = self.unread() {
+        if let Some(error) = self.unread().or_else(|| self.not_finite()) {
             return Some(Failure::of_files(&self.files()).unwrap_or_else(|| Failure::Pass(error.to_string())));
         }
         let whole = self.model.files().iter().chain(self.sparsity().files()).all(MappedFile::is_whole);

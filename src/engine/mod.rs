@@ -36,6 +36,7 @@ use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Timeline};
 use crate::device::{Fault, OutOfMemory};
 use crate::error::{Error, Result};
+use crate::formats::blocks::first_non_finite;
 use crate::host_cache::HostCache;
 use crate::model::{KvCache, Model};
 use crate::ops::math;
@@ -75,6 +76,8 @@ pub struct Engine {
     steps: Vec<Step>,
     /// Passes so far, for the log.
     passes: u64,
+    /// Whether the numbers that the last pass ended with are finite.
+    is_finite: bool,
     /// [`Engine::chunk`]
     chunk: usize,
 }
@@ -100,6 +103,7 @@ impl Engine {
             buffers,
             steps: Vec::new(),
             passes: 0,
+            is_finite: true,
             chunk,
         }
     }
@@ -279,6 +283,7 @@ impl Engine {
         for (x, out) in x.chunks_exact(c.hidden).zip(hidden.chunks_exact_mut(c.hidden)) {
             math::norm(c.norm, &self.model.out_norm, x, out);
         }
+        self.is_finite = first_non_finite(&hidden).is_none();
         hidden
     }
 
@@ -291,10 +296,10 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Fatal`] once the device has failed: its neurons are missing in everything since, and the logits are NaN.
-    /// [`Error::BadFile`] if neurons that the last pass needed could not be read.
+    /// [`Error::BadFile`] if neurons that the last pass needed could not be read, or if it ended with numbers that are not finite.
     pub fn check(&self) -> Result<()> {
         match self.fault() {
-            None => self.unread().map_or(Ok(()), Err),
+            None => self.unread().or_else(|| self.not_finite()).map_or(Ok(()), Err),
             Some(fault) => Err(Error::Fatal(format!("the device has failed: {}", fault.0))),
         }
     }
@@ -411,8 +416,10 @@ impl Engine {
         let residents = split.as_ref().map_or(0, Split::residents);
         Host { split: split.as_mut(), timeline: timeline.as_deref_mut(), embeds: true }
             .note(report, Note::End { residents, neurons });
-        if self.fault().is_some() || self.unread().is_some() {
-            // No result in which a failed device or neurons that could not be read had a part may pass for an answer.
+        let logits = if self.buffers.logit_rows.is_empty() || !whole { &[][..] } else { &self.buffers.logits[..] };
+        self.is_finite = first_non_finite(logits).is_none();
+        if !self.is_finite || self.fault().is_some() || self.unread().is_some() {
+            // No result in which a failed device, neurons that could not be read or damaged weights had a part may pass for an answer.
             self.buffers.logits.fill(f32::NAN);
         }
         whole

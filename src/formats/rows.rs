@@ -126,6 +126,16 @@ impl Quant {
         }
     }
 
+    /// The source file's type that [`Quant::of_source`] makes this of; `None` for our own forms.
+    pub const fn source(self) -> Option<DType> {
+        match self {
+            Quant::F32 => Some(DType::F32),
+            Quant::F16 => Some(DType::F16),
+            Quant::Block(kind) => Some(DType::Block(kind)),
+            Quant::Q8 | Quant::Q4 => None,
+        }
+    }
+
     /// The type of our own form that holds the same numbers bit for bit, if there is one, else the type itself.
     pub const fn packed(self) -> Quant {
         match self {

@@ -1,6 +1,7 @@
 //! Where neurons and experts lie in their file, and how their bytes lie in a frame.
 
 use super::{STRIP, strips};
+use crate::formats::DType;
 use std::sync::Arc;
 
 /// Units per layer at most. Their buffers are written and added once per token: 32 of them are below 1 % of the weights.
@@ -37,6 +38,8 @@ pub struct LayerBlocks {
     experts: bool,
     /// Of each piece of each neuron or expert, one neuron after the other; none where the file has none.
     checksums: Arc<[u32]>,
+    /// The type of each piece of an expert, if its numbers are looked at when it is first read.
+    types: Arc<[DType]>,
 }
 
 impl Run {
@@ -70,7 +73,7 @@ impl LayerBlocks {
     /// Of neuron blocks of so many bytes, one after the other from `offset` on.
     pub fn of_neurons(offset: u64, bytes: usize) -> LayerBlocks {
         let run = Run { bytes, first: offset, stride: bytes, each: Vec::new() };
-        LayerBlocks { runs: vec![run], experts: false, checksums: Arc::default() }
+        LayerBlocks { runs: vec![run], experts: false, checksums: Arc::default(), types: Arc::default() }
     }
 
     /// Of experts: a run for each of their matrices.
@@ -79,7 +82,7 @@ impl LayerBlocks {
     /// If there is no run.
     pub fn of_experts(runs: Vec<Run>) -> LayerBlocks {
         assert!(!runs.is_empty(), "experts have matrices");
-        LayerBlocks { runs, experts: true, checksums: Arc::default() }
+        LayerBlocks { runs, experts: true, checksums: Arc::default(), types: Arc::default() }
     }
 
     /// The same with checksums of all pieces, neuron by neuron, with which they are compared when they are first read; with none, nothing is.
@@ -87,8 +90,19 @@ impl LayerBlocks {
         LayerBlocks { checksums: checksums.into(), ..self }
     }
 
+    /// The same with the types of an expert's pieces: where there are no checksums, every number of a piece (of quantised blocks every scale)
+    /// has to be finite when it is first read.
+    pub fn with_types(self, types: Vec<DType>) -> LayerBlocks {
+        assert_eq!(types.len(), self.runs.len(), "a type for each piece");
+        LayerBlocks { types: types.into(), ..self }
+    }
+
     pub(super) fn checksums(&self) -> Arc<[u32]> {
         self.checksums.clone()
+    }
+
+    pub(super) fn types(&self) -> Arc<[DType]> {
+        self.types.clone()
     }
 
     /// The pieces that each neuron or expert consists of.

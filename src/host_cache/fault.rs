@@ -29,6 +29,13 @@ pub enum Unread {
         /// The neuron or expert.
         cluster: usize,
     },
+    /// An expert that is read in place holds a number that is not finite.
+    NotFinite {
+        /// The layer.
+        layer: usize,
+        /// The expert.
+        cluster: usize,
+    },
 }
 
 impl ReadFault {
@@ -49,6 +56,11 @@ impl fmt::Display for ReadFault {
             Unread::Cut => write!(
                 f,
                 "neurons cannot be read: the file ends before them, so it was cut while it was used; put it back and start again"
+            ),
+            Unread::NotFinite { .. } => write!(
+                f,
+                "holds a number that is not finite, read {} times: the model is damaged; download or convert it again",
+                TRIES + 1
             ),
             Unread::Damaged { .. } => write!(
                 f,

@@ -255,7 +255,7 @@ impl HostCache {
         let shares = Shares::of(layers, neurons, align, &options);
         let most = HALF.max(least_half(layers, neurons, align, options.costs.gap()));
         let landing = Memory::new(2 * most + (options.ahead + 1) * most / 2, shares.landing())?;
-        let checksums = Checksums::new(layers.iter().map(|layer| (layer.checksums(), layer.runs().len())));
+        let checksums = Checksums::new(layers, neurons);
         let layer = |(number, blocks): (usize, &LayerBlocks)| {
             let pieces = Pieces::new(blocks, neurons, align);
             let bytes = |slots: usize| frames_bytes(pieces.frame_bytes, slots);
@@ -334,7 +334,8 @@ impl HostCache {
         unsafe { reads.allow(0, listed) };
         self.settle();
         // What is damaged has no frame, and ends the answers that need it.
-        let fault = self.fault.take().filter(|fault| !matches!(fault.why, Unread::Damaged { .. }));
+        let fault =
+            self.fault.take().filter(|fault| !matches!(fault.why, Unread::Damaged { .. } | Unread::NotFinite { .. }));
         fault.map_or(Ok(()), Err)
     }
 

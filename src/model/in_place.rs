@@ -12,7 +12,7 @@ use super::stacked::Stacked;
 use super::weights::{Files, Layer, Model, NormWeights};
 use crate::error::{Error, Result};
 use crate::formats::rows::Quant;
-use crate::formats::{DType, TensorView, blocks};
+use crate::formats::{TensorView, blocks};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ pub fn check_tensor(view: TensorView<'_>) -> Result<()> {
     let dtype = view.info.dtype;
     // Pieces of whole blocks, so that a large matrix is checked by all threads.
     let piece = (4 << 20) / dtype.block_bytes() * dtype.block_bytes();
-    view.data.par_chunks(piece).enumerate().try_for_each(|(i, bytes)| match first_fault(dtype, bytes) {
+    view.data.par_chunks(piece).enumerate().try_for_each(|(i, bytes)| match blocks::first_fault(dtype, bytes) {
         None => Ok(()),
         Some((block, number)) => {
             let at = view.info.offset + (i * piece + block * dtype.block_bytes()) as u64;
@@ -124,16 +124,6 @@ pub fn check_tensor(view: TensorView<'_>) -> Result<()> {
             Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
         }
     })
-}
-
-/// The first block of `bytes` with a number that is not finite, and that number.
-fn first_fault(dtype: DType, bytes: &[u8]) -> Option<(usize, f32)> {
-    if let DType::Block(kind) = dtype {
-        return kind.first_fault(bytes);
-    }
-    let mut numbers = vec![0.0; bytes.len() / dtype.block_bytes()];
-    blocks::dequantize(dtype, bytes, &mut numbers);
-    blocks::first_non_finite(&numbers).map(|at| (at, numbers[at]))
 }
 
 fn matrix(view: TensorView<'_>) -> Matrix {

@@ -10,8 +10,9 @@ use super::source::Source;
 use super::stacked::Stacked;
 use crate::error::{Error, Result, excerpt};
 use crate::formats::MappedFile;
+use crate::formats::blocks::first_non_finite;
 use crate::formats::neuron_store::{Content, NeuronStore};
-use crate::formats::rows::Quant;
+use crate::formats::rows::{Quant, decode};
 use crate::ids::Permutation;
 use crate::tokenizer::TokenizerSpec;
 use std::path::{Path, PathBuf};
@@ -275,6 +276,7 @@ impl Model {
             Files::Source(source, _) => return source.tokenizer.clone().ok_or_else(missing),
         };
         let section = store.section("tokenizer").ok_or_else(missing)?;
+        store.compare(section)?;
         serde_json::from_slice(store.bytes(section))
             .map_err(|e| Error::bad(path, "tokenizer", format!("not understood: {}; pack the model again", excerpt(e))))
     }
@@ -300,8 +302,28 @@ impl Sections<'_> {
         }
     }
 
+    /// A matrix of a small section, which is compared with its checksum, and whose numbers are finite: what is wrong in a norm, a bias or a
+    /// router is wrong in every answer.
+    fn checked_matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        let matrix = self.matrix(name, rows, cols)?;
+        if !cols.is_multiple_of(matrix.quant.unit()) {
+            return Err(
+                self.bad(name, format!("has rows of {cols} numbers, which {} cannot hold", matrix.quant.name()))
+            );
+        }
+        self.0.section(name).map_or(Ok(()), |section| self.0.compare(section))?;
+        let mut numbers = vec![0.0; cols];
+        for row in 0..rows {
+            decode(matrix.quant, matrix.row(row), &mut numbers);
+            if let Some(at) = first_non_finite(&numbers) {
+                return Err(self.bad(name, format!("holds {} at row {row}, number {at}", numbers[at])));
+            }
+        }
+        Ok(matrix)
+    }
+
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
-        let row = self.matrix(name, 1, len)?;
+        let row = self.checked_matrix(name, 1, len)?;
         if row.quant != Quant::F32 {
             return Err(self.bad(name, "is not f32".into()));
         }
@@ -416,7 +438,7 @@ impl Sections<'_> {
             FfnMatrices { input: Stacked::new(input), down: matrix(down), down_by_neuron: true }
         };
         let experts = self.0.bytes(section).chunks_exact(each).map(expert).collect();
-        let router = self.matrix(&format!("layer.{layer}.router"), form.count, c.hidden)?;
+        let router = self.checked_matrix(&format!("layer.{layer}.router"), form.count, c.hidden)?;
         Ok(ExpertWeights { router: Some(router), experts, biases: None, shared: None })
     }
 
@@ -429,6 +451,7 @@ impl Sections<'_> {
         };
         let order = match self.0.section(&name("order")) {
             Some(section) if section.content == Content::Numbers && section.bytes == c.ffn as u64 * 4 => {
+                self.0.compare(section)?;
                 Permutation::new(bytemuck::cast_slice(self.0.bytes(section)))
                     .ok_or_else(|| self.bad(&name("order"), "does not name each neuron once".into()))?
             }

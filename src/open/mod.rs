@@ -111,6 +111,18 @@ impl EngineOptions {
     /// As [`ModelOptions::open`]; [`Error::Usage`] for a device or a predictor that is not there.
     pub fn open_model(&self, told: &dyn Listener) -> Result<Model> {
         let options = self.on_this_machine(&Quiet)?;
+        let model = self.open_form(&options, told)?;
+        // Of what is read in place: experts that stay on disk are looked at when they are first read.
+        match ram::limit(&model, &options, options.device.is_some()) {
+            None if fits(&model) => model.check_numbers(false)?,
+            None => {}
+            Some(_) => model.check_numbers(true)?,
+        }
+        Ok(model)
+    }
+
+    /// The model in the form that `options`, which are these on this machine, need.
+    fn open_form(&self, options: &EngineOptions, told: &dyn Listener) -> Result<Model> {
         let has_device = options.device.is_some();
         if !self.sparsity.may_be_dense() {
             let model = ModelOptions { for_device: has_device, ..self.model.clone() };
@@ -124,7 +136,7 @@ impl EngineOptions {
         }
         let clusters = can_be_cut(&source);
         let mut model = Model::in_place(source)?;
-        if clusters && ram::too_large(&model, &options) {
+        if clusters && ram::too_large(&model, options) {
             told.note(
                 "not all of this model fits into memory: its FFNs are packed in clusters, so that a part of them can stay on disk",
             );
@@ -132,11 +144,6 @@ impl EngineOptions {
         }
         if let Some(cache) = crate::config::cache_dir() {
             model.keep_fingerprint(cache.join("fingerprints"));
-        }
-        match ram::limit(&model, &options, has_device) {
-            None if fits(&model) => model.check_numbers(false)?,
-            None => {}
-            Some(_) => model.check_numbers(true)?,
         }
         Ok(model)
     }

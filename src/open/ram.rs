@@ -399,7 +399,11 @@ fn expert_blocks(model: &Model, ExpertWeights { experts, .. }: &ExpertWeights) -
         let of = |expert: &FfnMatrices| place(expert.parts().nth(m).expect("experts are alike"));
         Run::new(experts.iter().map(of).collect(), matrix.bytes() as usize)
     };
-    LayerBlocks::of_experts(experts[0].parts().enumerate().map(run).collect())
+    let blocks = LayerBlocks::of_experts(experts[0].parts().enumerate().map(run).collect());
+    match model.store() {
+        Some(_) => blocks,
+        None => blocks.with_types(experts[0].parts().filter_map(|matrix| matrix.quant.source()).collect()),
+    }
 }
 
 /// What reads of a layer's neurons or experts cost.

@@ -251,6 +251,43 @@ pub fn first_non_finite(numbers: &[f32]) -> Option<usize> {
     None
 }
 
+/// The first block of `src` with a number that is not finite, of quantised blocks a scale, and that number. `src` is whole blocks. Takes no
+/// memory.
+pub fn first_fault(dtype: DType, src: &[u8]) -> Option<(usize, f32)> {
+    // Numbers that are decoded at a time, where one of them is the fault.
+    const RUN: usize = 1024;
+    if let (DType::Block(kind), true) = (dtype, dtype.block_len() > 1) {
+        return kind.first_fault(src);
+    }
+    let mut numbers = [0.0; RUN];
+    for (i, src) in src.chunks(RUN * dtype.block_bytes()).enumerate() {
+        if all_finite(dtype, src) {
+            continue;
+        }
+        let numbers = &mut numbers[..src.len() / dtype.block_bytes()];
+        dequantize(dtype, src, numbers);
+        return first_non_finite(numbers).map(|at| (i * RUN + at, numbers[at]));
+    }
+    None
+}
+
+/// Whether all numbers of a type without blocks are finite, by their bits: an exponent of ones is that of infinity and NaN. Without a branch
+/// per number, so that it is vectorised.
+fn all_finite(dtype: DType, src: &[u8]) -> bool {
+    let halves = |exponent: u16| {
+        let is_special = |half: &[u8; 2]| u16::from_le_bytes(*half) & exponent == exponent;
+        !src.as_chunks().0.iter().fold(false, |any, half| any | is_special(half))
+    };
+    match dtype {
+        DType::F32 => {
+            let is_special = |number: &[u8; 4]| u32::from_le_bytes(*number) & 0x7f80_0000 == 0x7f80_0000;
+            !src.as_chunks().0.iter().fold(false, |any, number| any | is_special(number))
+        }
+        DType::F16 => halves(0x7c00),
+        DType::Block(_) => halves(0x7f80),
+    }
+}
+
 fn f32s(src: &[u8], out: &mut [f32]) {
     for (x, bytes) in out.iter_mut().zip(src.as_chunks().0) {
         *x = f32::from_le_bytes(*bytes);
@@ -410,6 +447,23 @@ mod tests {
     #[should_panic(expected = "bytes of 32 Q8_0 numbers")]
     fn a_wrong_length_is_a_bug_of_the_caller() {
         dequantize(DType::Q8_0, &[0; 33], &mut [0.0; 32]);
+    }
+
+    #[test]
+    fn the_first_fault_of_floats_is_found_wherever_it_is() {
+        for (dtype, bad) in
+            [(DType::F32, &[0u8, 0, 0x80, 0xff][..]), (DType::F16, &[1, 0x7c]), (DType::BF16, &[0x80, 0x7f])]
+        {
+            let bytes = dtype.block_bytes();
+            let good: Vec<u8> = (0..3000 * bytes).map(|i| (i * 7 % 0x3c) as u8).collect();
+            assert_eq!(first_fault(dtype, &good), None, "{}", dtype.name());
+            for at in [0, 1, 1023, 1024, 2500, 2999] {
+                let mut src = good.clone();
+                src[at * bytes..(at + 1) * bytes].copy_from_slice(bad);
+                let (found, number) = first_fault(dtype, &src).unwrap();
+                assert!(found == at && !number.is_finite(), "{} {at}: {found} {number}", dtype.name());
+            }
+        }
     }
 
     #[test]
