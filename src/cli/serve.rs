@@ -170,7 +170,7 @@ impl ModelLoader {
         };
         let limits = match &device {
             Some(device) => Some(limit(&device.budget.machine)),
-            None => machine_arg::saved()?.as_ref().map(limit),
+            None => machine_arg::saved(&Terminal).as_ref().map(limit),
         };
         let set_budget = device
             .clone()

@@ -2,7 +2,7 @@
 
 use super::config::ModelConfig;
 use super::source::Source;
-use crate::formats::temporary;
+use crate::formats::{read_text, temporary};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -33,7 +33,7 @@ fn remembered(dir: &Path, source: &Source) -> String {
     let files: Vec<String> = source.mapped().iter().map(|file| file.identity()).collect();
     let all = format!("1 {files:?} {}", serde_json::to_string(&shape).expect("plain data"));
     let path = dir.join(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(all.as_bytes())));
-    if let Ok(known) = fs::read_to_string(&path)
+    if let Ok(known) = read_text(&path)
         && known.len() == 32
         && known.bytes().all(|b| b.is_ascii_hexdigit())
     {

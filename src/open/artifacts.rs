@@ -5,6 +5,7 @@
 //! 2. In the user's data directory, `models/NAME-FINGERPRINT/KIND`; new ones are written here.
 //! 3. In the source checkout, or in the program itself, `profiles/models/*/KIND`: those of the models that come with the program.
 
+use super::Listener;
 use crate::error::{Error, Result, printable};
 use crate::formats::sections::{Header, SectionFile};
 use crate::formats::{history_file, predictor_file, profile_file};
@@ -168,6 +169,58 @@ pub fn find<H: Owned>(
         }
     }
     Ok(None)
+}
+
+/// As [`find`], of a file that this program made by itself and can make again. One that cannot be used is set aside under the name
+/// `FILE.damaged`, with a warning, and the model runs without it.
+pub fn find_own<H: Owned>(
+    model: &Model,
+    kind: Kind,
+    open: impl Fn(&Path) -> Result<SectionFile<H>>,
+    told: &dyn Listener,
+) -> Option<SectionFile<H>> {
+    // At most one lies at each of the places where `find` looks first.
+    for _ in 0..3 {
+        let error = match find(model, kind, &open) {
+            Ok(file) => return file,
+            Err(error) => error,
+        };
+        let path = match &error {
+            Error::BadFile(bad) => bad.path.clone(),
+            Error::Io { path, .. } => path.clone(),
+            _ => {
+                told.note(&format!("warning: {error}; going on without it"));
+                return None;
+            }
+        };
+        let aside = damaged(&path);
+        match std::fs::rename(&path, &aside) {
+            Ok(()) => {
+                told.note(&format!("warning: {error}; it was set aside as {}", printable(&aside.to_string_lossy())))
+            }
+            Err(why) => {
+                told.note(&format!("warning: {error}; it cannot be set aside ({why}), going on without it"));
+                return None;
+            }
+        }
+    }
+    None
+}
+
+/// The name of a file that is set aside.
+fn damaged(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".damaged");
+    path.with_file_name(name)
+}
+
+/// As [`profile`], where the profile decides about speed alone, such as what is read first: without one that cannot be used the model runs
+/// as well, and `told` gets a warning.
+pub fn profile_if_good(model: &Model, told: &dyn Listener) -> Option<(PathBuf, Profile)> {
+    profile(model).unwrap_or_else(|error| {
+        told.note(&format!("warning: {error}; going on without a profile"));
+        None
+    })
 }
 
 /// Checks that the file was made for this model.

@@ -298,7 +298,7 @@ impl DeviceOptions {
         let split = engine.split.as_mut().expect("placed");
         split.cache.barrier = self.barrier;
         split.cache.set_moves(&mut *split.device, &machine.moves);
-        self.schedule(engine, need, &planned, lookahead)?;
+        self.schedule(engine, need, &planned, lookahead, told)?;
         Ok(Some(DeviceSession { budget: planned.budget, keep_history: self.history }))
     }
 
@@ -318,7 +318,7 @@ impl DeviceOptions {
             return Ok(exchange(self.chunk.unwrap_or(CHUNK), false));
         }
         if self.history && self.schedules(engine) {
-            artifacts::find(&engine.model, artifacts::history(&engine.model), history_file::open)?;
+            artifacts::find_own(&engine.model, artifacts::history(&engine.model), history_file::open, told);
         }
         let lookahead = self.lookahead(engine, options, &Quiet)?;
         let plan = self.plan(engine, need, self.vram, self.on_device(&lookahead), told)?.plan;
@@ -337,7 +337,7 @@ impl DeviceOptions {
         let model = &engine.model;
         let (layers, clusters) = (model.config.layers, model.config.movable());
         let mut active = None;
-        let (counts, tokens) = match artifacts::profile(model)? {
+        let (counts, tokens) = match artifacts::profile_if_good(model, told) {
             Some((path, profile)) => (
                 {
                     if let Some(note) = artifacts::lacks_inside(model, &profile, &path) {
@@ -354,7 +354,7 @@ impl DeviceOptions {
             None => (vec![vec![1; clusters]; layers], 10),
         };
         let machine = match &self.machine {
-            None if self.deterministic => machine::fixed(told)?,
+            None if self.deterministic => machine::fixed(told),
             named => machine::find(named.as_deref(), told)?,
         };
         let mut request = Request {
@@ -454,7 +454,14 @@ impl DeviceOptions {
     }
 
     /// Starts the scheduler, unless nothing can move.
-    fn schedule(&self, engine: &mut Engine, need: Need, planned: &Planned, lookahead: LooksAhead) -> Result<()> {
+    fn schedule(
+        &self,
+        engine: &mut Engine,
+        need: Need,
+        planned: &Planned,
+        lookahead: LooksAhead,
+        told: &dyn Listener,
+    ) -> Result<()> {
         let Planned { neurons: placed, tokens, active, budget, .. } = planned;
         let policy = self.policy;
         if !self.schedules(engine) {
@@ -465,7 +472,7 @@ impl DeviceOptions {
         let on_device = self.on_device(&lookahead).cloned();
         let (predictor, ahead) = lookahead;
         let kept = match self.history {
-            true => artifacts::find(&model, artifacts::history(&model), history_file::open)?,
+            true => artifacts::find_own(&model, artifacts::history(&model), history_file::open, told),
             false => None,
         };
         let known = |l: usize| match &kept {

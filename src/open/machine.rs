@@ -13,12 +13,14 @@ const DEFAULT: &str = "default";
 const FIXED: &str = "rtx-3060-12gb";
 
 /// The profile that `--machine` means: a .toml file, or a name among the user's profiles, then among the checkout's and the program's. `None` takes the
-/// profile `default`; if there is none, this machine is measured now, and `told` is told.
+/// profile `default`; if there is none that can be used, this machine is measured now, and `told` is told.
 ///
 /// # Errors
 /// [`Error::Usage`] for a name without a profile, [`Error::BadFile`] for a file that is not one.
 pub fn find(machine: Option<&Path>, told: &dyn Listener) -> Result<MachineProfile> {
-    let Some(machine) = machine else { return saved()?.map_or_else(|| measure_now(told), Ok) };
+    let Some(machine) = machine else {
+        return saved(told).map_or_else(|| measure_now(told), Ok);
+    };
     let name = machine.to_string_lossy();
     if is_path(&name) {
         return MachineProfile::read(machine);
@@ -40,26 +42,21 @@ pub fn find(machine: Option<&Path>, told: &dyn Listener) -> Result<MachineProfil
 
 /// As [`find`] without a name, but nothing is measured: two measurements differ, and with them the division between host and device. Where
 /// there is no profile `default`, the rates are those of a machine that comes with the program.
-///
-/// # Errors
-/// [`Error::BadFile`] for a file that is not a profile.
-pub fn fixed(told: &dyn Listener) -> Result<MachineProfile> {
-    if let Some(machine) = saved()? {
-        return Ok(machine);
-    }
-    told.note(&format!(
-        "--deterministic without a machine profile: the model is divided by the rates of {FIXED}, not by this machine's; `dynamicinfer \
-         measure --save {DEFAULT}` keeps this machine's"
-    ));
-    Ok(embedded::machine(FIXED).expect("it comes with the program"))
+pub fn fixed(told: &dyn Listener) -> MachineProfile {
+    saved(told).unwrap_or_else(|| {
+        told.note(&format!(
+            "--deterministic without a machine profile: the model is divided by the rates of {FIXED}, not by this machine's; `dynamicinfer \
+             measure --save {DEFAULT}` keeps this machine's"
+        ));
+        embedded::machine(FIXED).expect("it comes with the program")
+    })
 }
 
-/// The profile `default`, if there is one.
-///
-/// # Errors
-/// [`Error::BadFile`] for a file that is not a profile.
-pub fn saved() -> Result<Option<MachineProfile>> {
-    places(DEFAULT).into_iter().find(|p| p.is_file()).map(|path| MachineProfile::read(&path)).transpose()
+/// The profile `default`, if there is one. It only says how fast this machine is, so one that cannot be read is passed over with a warning.
+pub fn saved(told: &dyn Listener) -> Option<MachineProfile> {
+    let path = places(DEFAULT).into_iter().find(|p| p.is_file())?;
+    let read = MachineProfile::read(&path);
+    read.inspect_err(|error| told.note(&format!("warning: {error}; going on without it"))).ok()
 }
 
 /// Path at which `measure --save` writes a profile, for a name or a .toml file; the directory for names is created.

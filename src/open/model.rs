@@ -243,23 +243,13 @@ impl ModelOptions {
         if !store.exists() {
             return Ok(None);
         }
-        let opened = match NeuronStore::open(store) {
-            Ok(opened) => opened,
-            Err(error) => {
-                told.note(&format!("{error}; packing it again"));
-                return Ok(None);
-            }
-        };
+        let Some(opened) = usable(NeuronStore::open(store), told) else { return Ok(None) };
         let (now, origin) = (source_files(source)?, Origin::read(store));
         if origin.as_ref().is_some_and(|origin| origin.files == now) {
-            return Ok(Some(Model::from_store(opened)?));
+            return Ok(usable(Model::from_store(opened), told));
         }
         let same = opened.header.sources == now;
-        let model = match Model::from_store(opened) {
-            Ok(model) => model,
-            Err(error) if same => return Err(error),
-            Err(_) => return Ok(None),
-        };
+        let Some(model) = usable(Model::from_store(opened), told) else { return Ok(None) };
         if same || self.holds_what_is_packed(source, &now, &model, told) {
             Origin::write(store, source, now);
             return Ok(Some(model));
@@ -319,6 +309,11 @@ impl ModelOptions {
         let hash = xxhash_rust::xxh3::xxh3_64(key.as_bytes());
         Ok(cache.join("models").join(format!("{name}-{hash:016x}.{EXTENSION}")))
     }
+}
+
+/// What was read of a packed copy in the cache; `None` with a note if it cannot be used: it can be made again.
+fn usable<T>(read: Result<T>, told: &dyn Listener) -> Option<T> {
+    read.inspect_err(|error| told.note(&format!("{error}; packing it again"))).ok()
 }
 
 /// Warns `told` if a freshly packed model looks like one with another activation than it was packed with.

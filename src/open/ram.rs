@@ -296,7 +296,7 @@ pub(super) fn keep_a_part(
         cache.map_err(|e| Error::Memory(format!("there is no memory for {} of {what}: {e}", human_bytes(bytes))))?;
     let (frames, all) = cache.frames();
     notice.iter().for_each(|notice| told.note(notice));
-    let placed = if keep { place(&mut cache, engine)? } else { false };
+    let placed = if keep { place(&mut cache, engine, told)? } else { false };
     told.note(&format!(
         "{} of memory: room for {:.0} % of the {what}{}, the others are read from disk when they are needed ({}, {:.1} GB/s and {:.0} us a read){}",
         human_bytes(bytes + for_chunks + resident_bytes(engine, need, exchange)),
@@ -316,9 +316,9 @@ pub(super) fn keep_a_part(
 }
 
 /// Fills the frames by the model's profile, with what is not on the device; `false` if it has none.
-fn place(cache: &mut HostCache, engine: &Engine) -> Result<bool> {
+fn place(cache: &mut HostCache, engine: &Engine, told: &dyn Listener) -> Result<bool> {
     let model = &engine.model;
-    let Some((_, profile)) = artifacts::profile(model)? else { return Ok(false) };
+    let Some((_, profile)) = artifacts::profile_if_good(model, told) else { return Ok(false) };
     let tokens = profile.texts.iter().map(|t| t.info.tokens as u64).sum();
     for (layer, weights) in model.layers.iter().enumerate() {
         let mut counts = weights.order.into_store(profile.counts(layer));
