@@ -246,7 +246,7 @@ fn ggufs_that_describe_no_model_are_refused() {
             "one part of three",
             |f| f.set("split.count", Value::U16(3)),
             &[
-                "split.count: this is one of 3 parts of a model; join them first: llama-gguf-split --merge FIRST-PART OUTPUT.gguf",
+                "split.no: this is part 1 of 3, and its name does not tell the names of the others: call it NAME-00001-of-00003.gguf",
             ],
         ),
         (

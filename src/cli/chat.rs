@@ -9,6 +9,7 @@ use crate::client::Client;
 use crate::clock::{self, Seldom};
 use crate::error::{Error, Result, printable};
 use crate::interrupt;
+use crate::open::model::real;
 use crate::settings::Settings;
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
@@ -95,7 +96,7 @@ fn backend(args: &Args, settings: &Settings) -> Result<Backend> {
     if let Some(model) = &args.model {
         let state = client.get("/v1/x/ps")?;
         let path = Path::new(model);
-        let source = path.canonicalize().map_or_else(|_| model.clone(), |path| path.to_string_lossy().into_owned());
+        let source = real(path).map_or_else(|_| model.clone(), |path| path.to_string_lossy().into_owned());
         let there = &state["models"][0];
         if there["source"] != source.as_str() && there["source"] != model.as_str() && there["name"] != model.as_str() {
             eprintln!("loading {model}");

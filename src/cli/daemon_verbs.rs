@@ -7,6 +7,7 @@ use crate::client::Client;
 use crate::error::{Error, Result, printable};
 use crate::lab::pack::Types;
 use crate::open::PredictorChoice;
+use crate::open::model::real;
 use crate::scheduler::Policy;
 use crate::serve::socket;
 use comfy_table::Table;
@@ -145,7 +146,7 @@ pub fn load(args: LoadArgs) -> Result<()> {
     let client = args.socket.connect()?;
     // The daemon runs elsewhere: a path means what it means here.
     let named = Path::new(&args.model);
-    let model = if named.exists() { named.canonicalize().map_err(Error::io("resolve", named))? } else { named.into() };
+    let model = if named.exists() { real(named).map_err(Error::io("resolve", named))? } else { named.into() };
     let body = json!({"model": model.to_string_lossy(), "settings": args.settings()});
     let card = client.long("POST", "/v1/x/models/load", Some(&body))?;
     let name = printable(card["id"].as_str().unwrap_or_default());

@@ -5,7 +5,9 @@ use super::sampling_arg;
 use super::settings_arg;
 use super::trace_arg::TraceArgs;
 use crate::error::Result;
+use crate::formats::gguf::PartName;
 use crate::formats::machine_profile::MachineProfile;
+use crate::open::model::real;
 use crate::open::{self, EngineOptions, Listener};
 use crate::serve::{self, AtEnd, Load, Opened, PathLimits, SetBudget};
 use crate::settings::Settings;
@@ -140,7 +142,7 @@ impl ModelLoader {
 
     /// The model that was named, if this is another one.
     fn other_than(&self, model: &str) -> Option<&str> {
-        let at = |name: &str| std::fs::canonicalize(name).ok();
+        let at = |name: &str| real(Path::new(name)).ok();
         let same = |named: &str| named == model || at(named).is_some_and(|path| Some(path) == at(model));
         self.named.as_deref().filter(|named| !same(named))
     }
@@ -198,5 +200,5 @@ fn model_name(model: &str) -> String {
     let path = Path::new(model.trim_end_matches('/'));
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let short = name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".neurons")).unwrap_or(&name);
-    crate::error::printable(short)
+    crate::error::printable(&PartName::parse(&name).map_or(short.to_owned(), |part| part.stem))
 }

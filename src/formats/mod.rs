@@ -336,8 +336,10 @@ impl Tensors {
     pub fn add(&mut self, file: MappedFile, infos: Vec<TensorInfo>) -> Result<()> {
         let index = self.files.len();
         for info in infos {
-            if self.by_name.insert(info.name.clone(), self.infos.len()).is_some() {
-                return Err(Error::bad(&file.path, info.name, "the tensor is there twice"));
+            if let Some(first) = self.by_name.insert(info.name.clone(), self.infos.len()) {
+                let first = self.files.get(self.infos[first].0).map_or(&file.path, |file| &file.path);
+                let why = format!("the tensor is there twice, first in {}", first.display());
+                return Err(Error::bad(&file.path, info.name, why));
             }
             self.infos.push((index, info));
         }

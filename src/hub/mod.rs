@@ -11,6 +11,7 @@ pub use choice::{Choice, choose};
 pub use name::Name;
 
 use crate::error::{Error, Result, printable};
+use crate::formats::gguf::PartName;
 use crate::formats::open_regular;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -106,7 +107,10 @@ fn add_files(dir: &Path, before: &str, depth: usize, files: &mut Vec<String>) {
 /// What a model is called by its path: the name of its file or directory without the extension. In the cache of the hub's tools a
 /// directory's name and the file that a link leads to are checksums; there it is the model's, or the link's.
 pub fn file_stem(path: &Path) -> String {
-    let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stem = |path: &Path| {
+        let part = path.file_name().and_then(|name| PartName::parse(&name.to_string_lossy()));
+        part.map_or_else(|| path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), |part| part.stem)
+    };
     let folder = path.ancestors().filter_map(|dir| dir.file_name()?.to_str()).find(|name| name.starts_with("models--"));
     match folder.and_then(|folder| folder.rsplit("--").next()) {
         Some(model) if path.extension().is_none_or(|e| e != "gguf") => model.to_owned(),

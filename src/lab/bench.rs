@@ -7,6 +7,7 @@ use crate::cpu::ManyForm;
 use crate::cpu::peak::Unit;
 use crate::engine::{BatchToken, Engine, Logits, Report, Session};
 use crate::error::Result;
+use crate::formats::MappedFile;
 use crate::interrupt;
 use crate::model::config::Ffn;
 use crate::model::{FfnWeights, KvCache, KvType, Matrix};
@@ -245,7 +246,8 @@ pub fn bench(
     let (threads, model) = (engine.threads(), engine.model.clone());
     // Of a model that is larger than memory only a part lies there.
     let cached = engine.cached.is_some();
-    let file = if cached { model.head.all() } else { model.files()[0].bytes() };
+    let largest = model.files().iter().map(MappedFile::bytes).max_by_key(|bytes| bytes.len()).unwrap_or_default();
+    let file = if cached { model.head.all() } else { largest };
     let room = free.map_or(u64::MAX, |free| free.saturating_sub(model.file_bytes()) / 2);
     let buffer = (room >= READ_BYTES as u64).then(|| ReadBuffer::new(READ_BYTES, None).ok()).flatten();
     let measure = || buffer.as_ref().map_or_else(|| read_bandwidth(file, threads), |buffer| buffer.measure(threads));

@@ -5,7 +5,7 @@ use super::families::{self, names::Names};
 use super::layer::Norms;
 pub use super::role::Role;
 use crate::error::{Error, Result};
-use crate::formats::gguf::{self, Gguf};
+use crate::formats::gguf;
 use crate::formats::neuron_store::SourceFile;
 use crate::formats::{DType, MappedFile, TensorView, Tensors, blocks, safetensors};
 use crate::hub;
@@ -60,10 +60,10 @@ impl Source {
     /// # Errors
     /// [`Error::BadFile`] with what is missing, wrong or not supported, [`Error::Io`] if a file cannot be opened.
     pub fn open(path: &Path, activation: Option<NamedActivation>) -> Result<Source> {
-        let meta = std::fs::metadata(path).map_err(Error::io("open", path))?;
+        let path = &entry(path)?;
         let files = source_files(path)?;
         let mut source =
-            if meta.is_dir() { open_dir(path, files, activation)? } else { open_gguf(path, files, activation)? };
+            if path.is_dir() { open_dir(path, files, activation)? } else { open_gguf(path, files, activation)? };
         if source.config.name.is_empty() || source.config.name.starts_with('/') {
             source.config.name = hub::file_stem(path);
         }
@@ -424,13 +424,48 @@ pub fn finite(values: &[f32], view: TensorView<'_>) -> Result<()> {
     }
 }
 
+/// What stands for the model that `path` names: of a GGUF in parts the first, also where another one is named; of a directory that holds one
+/// GGUF and no config.json, whole or in parts, that; else the path itself.
+///
+/// # Errors
+/// [`Error::Io`] if there is nothing at the path, [`Error::BadFile`] for a directory with GGUFs of several models and no config.json.
+pub fn entry(path: &Path) -> Result<PathBuf> {
+    let meta = std::fs::metadata(path).map_err(Error::io("open", path))?;
+    if !meta.is_dir() {
+        return Ok(gguf::first_part(path));
+    }
+    if path.join("config.json").exists() {
+        return Ok(path.to_owned());
+    }
+    let entries = std::fs::read_dir(path).map_err(Error::io("list", path))?.flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let is_model = |name: &String| {
+        // What accompanies a model is called so by those that publish it.
+        name.ends_with(".gguf") && !["mmproj", "imatrix"].iter().any(|other| name.to_lowercase().contains(other))
+    };
+    let of_first = |name: &String| gguf::PartName::parse(name).map_or(name.clone(), |part| part.of(1));
+    let mut files: Vec<String> = names.filter(is_model).collect();
+    files.sort();
+    // One file of each model: the first part, where that is there.
+    files.dedup_by_key(|name| of_first(name));
+    match &files[..] {
+        [] => Ok(path.to_owned()),
+        [one] => Ok(path.join(one)),
+        several => {
+            let (count, names) = (several.len(), several.join(", "));
+            let why = format!("holds {count} models and no config.json; name one of them: {names}");
+            Err(Error::bad(path, "", why))
+        }
+    }
+}
+
 /// The files that make up the model at `path`, sorted by name; a packed copy is checked against them.
 ///
 /// # Errors
 /// [`Error::Io`] if the system refuses.
 pub fn source_files(path: &Path) -> Result<Vec<SourceFile>> {
     if !path.is_dir() {
-        return Ok(vec![SourceFile::of(path)?]);
+        return gguf::files_of(path).iter().map(|path| SourceFile::of(path)).collect();
     }
     const BESIDE: [&str; 10] = [
         "config.json",
@@ -466,8 +501,7 @@ pub fn is_mixture(path: &Path, activation: Option<NamedActivation>) -> bool {
             let config = path.join("config.json");
             return families::from_config_json(&read_json(&config, MAX_CONFIG)?, &config, activation);
         }
-        let file = MappedFile::open(path)?;
-        families::from_gguf(&gguf::parse(file.bytes(), path)?, path, None, activation)
+        families::from_gguf(&gguf::open(path)?.0, path, None, activation)
     };
     config().is_ok_and(|config| config.form.experts.is_some())
 }
@@ -506,10 +540,7 @@ fn open_dir(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActivat
 }
 
 fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActivation>) -> Result<Source> {
-    let file = MappedFile::open(path)?;
-    let gguf: Gguf = gguf::parse(file.bytes(), path)?;
-    let mut tensors = Tensors::default();
-    tensors.add(file, gguf.tensors.clone())?;
+    let (gguf, tensors) = gguf::open(path)?;
     let factors = match tensors.get("rope_freqs.weight") {
         Some(view) if view.info.dtype == DType::F32 => {
             let mut factors = vec![0.0; view.info.shape.iter().product()];

@@ -5,13 +5,14 @@ use super::stores::{self, Origin};
 use super::{Listener, embedded};
 use crate::cpu::Kernels;
 use crate::error::{Error, Result, human_bytes, printable};
+use crate::formats::gguf;
 use crate::formats::neuron_store::{EXTENSION, NeuronStore, SourceFile};
 use crate::hub;
 use crate::lab::fit::{self, Doubt};
 use crate::lab::pack::{PackOptions, Types, can_be_cut_for_device, pack, packed_bytes};
 use crate::model::families::says_drelu;
 use crate::model::in_place::not_in_place;
-use crate::model::source::{Source, is_mixture, source_files};
+use crate::model::source::{Source, entry, is_mixture, source_files};
 use crate::model::{Ffn, KvCache, KvType, Model, NamedActivation};
 use std::path::{Path, PathBuf};
 
@@ -38,7 +39,7 @@ pub struct ModelOptions {
 /// [`Error::Usage`] where there is no such model, or where several packed models or files of a fetched one have that name.
 pub fn find(model: &Path) -> Result<PathBuf> {
     if model.exists() {
-        return Ok(model.to_owned());
+        return entry(model);
     }
     let name = model.to_string_lossy();
     let is_demo = matches!(&*name, "demo" | "demo-silu" | "demo-moe");
@@ -75,6 +76,22 @@ pub fn find(model: &Path) -> Result<PathBuf> {
          model's name on the hub after `pull`, or `demo`{fetch}",
         printable(&name)
     )))
+}
+
+/// The path by which another process finds the same model: absolute, with no links. The part of a GGUF keeps its name, which tells those of
+/// the others: in the cache of the hub's tools a link has that name, and leads to a file that has not.
+///
+/// # Errors
+/// Those of the system.
+pub fn real(path: &Path) -> std::io::Result<PathBuf> {
+    let name = path.file_name().filter(|name| gguf::parts_of(&name.to_string_lossy()).is_some());
+    match (name, path.parent()) {
+        (Some(name), Some(parent)) if path.exists() => {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            Ok(parent.canonicalize()?.join(name))
+        }
+        _ => path.canonicalize(),
+    }
 }
 
 impl ModelOptions {

@@ -404,7 +404,18 @@ fn data_that_is_not_where_it_must_be_is_refused() {
         &[&bytes[..], &bytes[..]].concat(),
         &["end of file: ", "bytes follow the last tensor"],
     );
-    refused_gguf("a byte more", &[&bytes[..], &[0; 23]].concat(), &["end of file: 1 bytes follow the last tensor"]);
+    refused_gguf(
+        "a byte more",
+        &[&bytes[..], &[0; 22], &[7]].concat(),
+        &["end of file: 1 bytes follow the last tensor"],
+    );
+    refused_gguf("zeros and a byte", &[&bytes[..], &[0; 4096], &[7]].concat(), &["bytes follow the last tensor"]);
+    // Some tools fill the last block of a disk with zeros; so many are none of these.
+    for zeros in [22, 23, 4096, 1 << 20] {
+        let filled = [&bytes[..], &vec![0; zeros]].concat();
+        assert_eq!(parse_gguf(&filled).unwrap().tensors, parse_gguf(&bytes).unwrap().tensors, "{zeros} zeros");
+    }
+    refused_gguf("17 MiB of zeros", &[&bytes[..], &vec![0; 17 << 20]].concat(), &["bytes follow the last tensor"]);
     // Alignment moves all of it.
     let aligned = |alignment: u32, offsets: [u64; 2], data| {
         with(|b| {

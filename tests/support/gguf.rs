@@ -84,6 +84,33 @@ impl File {
         self.set("tokenizer.ggml.unknown_token_id", Value::U32(0));
     }
 
+    /// The files of the same model in parts with so many tensors each, as llama.cpp's `gguf-split` writes them: the first has the metadata. The
+    /// last part has the rest of the tensors.
+    pub fn parts(self, tensors: &[usize]) -> Vec<File> {
+        let (count, all) = (tensors.len() + 1, self.tensors.len());
+        let mut rest = self.tensors.into_iter();
+        let sizes = tensors.iter().copied().chain([all - tensors.iter().sum::<usize>()]);
+        let mut parts: Vec<File> =
+            sizes.map(|size| File { keys: Vec::new(), tensors: rest.by_ref().take(size).collect() }).collect();
+        parts[0].keys = self.keys;
+        for (number, part) in parts.iter_mut().enumerate() {
+            part.set("split.no", Value::U16(number as u16));
+            part.set("split.count", Value::U16(count as u16));
+            part.set("split.tensors.count", Value::I32(all as i32));
+        }
+        parts
+    }
+
+    /// Writes parts under the names that they have, and returns where.
+    pub fn write_parts(parts: &[File], dir: &Path, stem: &str) -> Vec<PathBuf> {
+        let path = |number: usize| dir.join(format!("{stem}-{:05}-of-{:05}.gguf", number + 1, parts.len()));
+        let write = |(number, part): (usize, &File)| {
+            std::fs::write(path(number), part.bytes()).unwrap();
+            path(number)
+        };
+        parts.iter().enumerate().map(write).collect()
+    }
+
     pub fn bytes(&self) -> Vec<u8> {
         fn string(out: &mut Vec<u8>, text: &str) {
             out.extend((text.len() as u64).to_le_bytes());

@@ -12,10 +12,12 @@
 mod metadata;
 mod parts;
 mod reader;
+mod split;
 mod tensors;
 
 pub use metadata::{Array, Metadata, Value};
 pub use parts::{MAX_PARTS, PartName, parts_of};
+pub use split::{files_of, first_part, open};
 
 use super::{TensorInfo, other_file};
 use crate::error::{Error, Result};
@@ -33,6 +35,8 @@ const MAX_KEY_BYTES: u64 = 65_535;
 const DEFAULT_ALIGNMENT: u32 = 32;
 /// Multiples of 8 by the specification; above 64 KiB, the largest page of any machine, there is no use for it.
 const ALIGNMENTS: std::ops::RangeInclusive<u32> = 8..=65_536;
+/// Most zeros behind the last tensor: more than any disk's block, and read in some milliseconds.
+const MAX_FILLING: usize = 16 << 20;
 /// The shortest key: length, one character, type, a value of one byte.
 const MIN_KEY_BYTES: u64 = 8 + 1 + 4 + 1;
 
@@ -58,7 +62,7 @@ pub fn parse(bytes: &[u8], path: &Path) -> Result<Gguf> {
     let metadata = metadata(&mut r, key_count)?;
     let alignment = alignment(&metadata)?;
     let records = tensor_records(&mut r, tensor_count, powerinfer)?;
-    let tensors = place(records, r.at as u64, alignment, bytes.len() as u64, path)?;
+    let tensors = place(records, r.at as u64, alignment, bytes, path)?;
     Ok(Gguf { version, powerinfer, metadata, tensors })
 }
 
@@ -132,8 +136,8 @@ fn alignment(metadata: &Metadata) -> Result<u32> {
 
 /// Makes offsets count from the start of the file. The tensors must follow one another in file order, each padded to the alignment, as
 /// llama.cpp requires too: then none overlaps another and no byte is unaccounted for.
-fn place(records: Vec<Record>, header: u64, alignment: u32, file: u64, path: &Path) -> Result<Vec<TensorInfo>> {
-    let alignment = alignment as u64;
+fn place(records: Vec<Record>, header: u64, alignment: u32, bytes: &[u8], path: &Path) -> Result<Vec<TensorInfo>> {
+    let (alignment, file) = (alignment as u64, bytes.len() as u64);
     let data = header.next_multiple_of(alignment);
     let mut next = data;
     let mut tensors = Vec::with_capacity(records.len());
@@ -158,14 +162,22 @@ fn place(records: Vec<Record>, header: u64, alignment: u32, file: u64, path: &Pa
         next = end.next_multiple_of(alignment);
         tensors.push(info);
     }
-    // An interrupted download that was appended to leaves a whole file's worth of plausible weights and a wrong length;
-    // the length is the only sign of it.
-    if file > next {
-        let reason =
-            format!("{} bytes follow the last tensor: the file was damaged, download or copy it again", file - next);
-        return Err(Error::bad_at(path, "end of file", next, reason));
-    }
+    check_end(bytes, next, path)?;
     Ok(tensors)
+}
+
+/// Checks what stands behind the last tensor, from byte `end` on: nothing, or zeros that fill a block of some disk. An interrupted download
+/// that was appended to leaves a whole file's worth of plausible weights and a wrong length; the length is the only sign of it.
+fn check_end(bytes: &[u8], end: u64, path: &Path) -> Result<()> {
+    let rest = bytes.get(end as usize..).unwrap_or_default();
+    if rest.len() <= MAX_FILLING && rest.iter().all(|&byte| byte == 0) {
+        return Ok(());
+    }
+    let (what, most) = (rest.len(), MAX_FILLING >> 20);
+    let reason = format!(
+        "{what} bytes follow the last tensor, and are not zeros that fill up to {most} MiB: the file was damaged, download or copy it again"
+    );
+    Err(Error::bad_at(path, "end of file", end, reason))
 }
 
 #[cfg(test)]

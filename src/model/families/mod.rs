@@ -124,12 +124,6 @@ pub fn from_gguf(
         let why = format!("architecture '{}' is not supported; {}", excerpt(arch), known());
         return Err(Error::bad(path, key, why));
     };
-    if let Some(parts) = gguf.metadata.u32("split.count")?.filter(|&n| n > 1) {
-        let why = format!(
-            "this is one of {parts} parts of a model; join them first: llama-gguf-split --merge FIRST-PART OUTPUT.gguf"
-        );
-        return Err(Error::bad(path, "split.count", why));
-    }
     checked(read(&Keys { gguf, path, arch, rope_factors, given })?, path)
 }
 
