@@ -383,7 +383,10 @@ fn directories_that_describe_no_model_are_refused() {
             "self_attn.k_proj.weight: has shape [32, 64], the model's configuration needs [16, 64]",
         ),
         (json!({"head_dim": 15}), "config.json: head dimension 15 is odd"),
-        (json!({"head_dim": 1_u64 << 40}), "config.json: head dimension is 1099511627776"),
+        (
+            json!({"head_dim": 1_u64 << 40}),
+            "config.json: head_dim: is 1099511627776, not a whole number from 0 to 4294967295",
+        ),
         (
             json!({"hidden_size": 128}),
             "model.embed_tokens.weight: has shape [320, 64], the model's configuration needs [320, 128] (at byte ",

@@ -149,7 +149,7 @@ fn an_observer_sees_what_it_sees_of_the_packed_model() {
     }
 }
 
-/// A dense model that nothing else is asked of leaves nothing in the cache; a device or a predictor needs neurons, and a ReLU model has them.
+/// A dense model that nothing else is asked of leaves nothing in the cache; a predictor that is there needs neurons, and a ReLU model has them.
 #[test]
 fn what_needs_no_neurons_packs_nothing() {
     let needs = |file: &str, change: &dyn Fn(&mut EngineOptions)| {
@@ -162,8 +162,11 @@ fn what_needs_no_neurons_packs_nothing() {
     unsafe { std::env::set_var("XDG_CACHE_HOME", cache.path()) };
     assert!(!needs("llama.gguf", &|_| ()));
     assert!(!needs("k256.q4_k_m.gguf", &|options| options.sparsity.predictor = "dense".parse().unwrap()));
+    // What a profile is needed for is not packed for before there is one.
+    let mut exact = EngineOptions::new(fixtures().join("llama.gguf"));
+    exact.sparsity.predictor = "exact".parse().unwrap();
+    assert!(exact.open_model(&Quiet).is_err());
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0, "something was written");
-    assert!(needs("llama.gguf", &|options| options.sparsity.predictor = "exact".parse().unwrap()));
     assert!(needs("relullama.gguf", &|_| ()));
     assert!(needs("llama.gguf", &|options| options.model.quant = Some(dynamicinfer::formats::rows::Quant::F16.into())));
 }

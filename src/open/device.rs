@@ -1,6 +1,5 @@
 //! Opens the device that was asked for: plans what lies there, opens the device itself, places its first neurons, and starts the scheduler.
 
-use super::device_check::without_card;
 use super::place::{out_of_memory, place};
 use super::planned::{Exchange, computed_share, nothing_fits, placed_by_file};
 use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, artifacts, cuda, machine, sparsity};
@@ -197,6 +196,11 @@ fn keep(model: &Model, learnt: &[Vec<f32>]) -> Result<()> {
 enum Found {
     Virtual,
     Cuda(Box<cuda::Card>),
+}
+
+/// What is told where `auto` finds no card.
+pub(super) fn without_card(why: impl std::fmt::Display) -> String {
+    format!("everything runs on the processor: {why}")
 }
 
 impl Found {

@@ -1,6 +1,6 @@
 //! What can be said against a device before it is opened: options that are wrong, a machine that has none, a model that it cannot compute with.
 
-use super::device::{DeviceKind, DeviceOptions};
+use super::device::{DeviceKind, DeviceOptions, without_card};
 use super::{Listener, cuda};
 use crate::device::Tiles;
 use crate::engine::session::{CHUNK, CHUNKS};
@@ -80,11 +80,6 @@ impl DeviceOptions {
         }
         Ok(())
     }
-}
-
-/// What is told where `auto` finds no card.
-pub(super) fn without_card(why: impl std::fmt::Display) -> String {
-    format!("everything runs on the processor: {why}")
 }
 
 /// Refuses a model that a device cannot compute with; of a mixture `instead` says what to do.

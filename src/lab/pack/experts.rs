@@ -44,7 +44,7 @@ pub(super) fn content(source: &Source, types: Types, layer: usize) -> Result<Con
             Types::One(quant) => quant,
             Types::Mix(mix) => mix.of(c, role, layer),
             Types::Own { down } if role == Role::Down => down,
-            Types::Own { .. } | Types::Clusters => own(of_source, source.config.hidden),
+            Types::Own { .. } | Types::Clusters => own(of_source),
         };
         match c.hidden.is_multiple_of(quant.unit()) {
             true => Ok(quant),

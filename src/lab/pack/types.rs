@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::formats::blocks::BlockType;
-use crate::formats::rows::{PACK, Quant};
+use crate::formats::rows::Quant;
 use crate::lab::mix::Mix;
 use crate::model::Model;
 use crate::model::block::{self, BlockLayout};
@@ -105,17 +105,11 @@ impl Types {
             (Types::Clusters, Role::Gate | Role::Up | Role::Down) => {
                 Quant::of_source(source.weight(role, layer)?.info.dtype)
             }
-            (Types::Clusters, _) => {
-                let view = source.weight(role, layer)?;
-                match Quant::of_source(view.info.dtype) {
-                    Quant::Block(BlockType::BF16) => Quant::Block(BlockType::BF16),
-                    own => packed(own, view.info.shape[1]),
-                }
-            }
-            (Types::Own { .. }, _) => {
-                let view = source.weight(role, layer)?;
-                own(Quant::of_source(view.info.dtype), view.info.shape[1])
-            }
+            (Types::Clusters, _) => match Quant::of_source(source.weight(role, layer)?.info.dtype) {
+                Quant::Block(BlockType::BF16) => Quant::Block(BlockType::BF16),
+                own => own.packed(),
+            },
+            (Types::Own { .. }, _) => own(Quant::of_source(source.weight(role, layer)?.info.dtype)),
         })
     }
 
@@ -159,18 +153,9 @@ impl Types {
     }
 }
 
-/// The type of our own form that holds the same numbers, for rows that are whole packs: what is left of a row behind them is slow, and such rows
-/// stay blocks (a head of q8_0 whose rows have 896 numbers took 11.2 to 12.5 ms a token in our form, and 7.8 in the file's).
-fn packed(of_source: Quant, cols: usize) -> Quant {
+/// The type that a tensor keeps where a store has the source's own types.
+pub(super) fn own(of_source: Quant) -> Quant {
     match of_source.packed() {
-        Quant::Q8 | Quant::Q4 if !cols.is_multiple_of(PACK) => of_source,
-        packed => packed,
-    }
-}
-
-/// The type that a tensor with rows of `cols` numbers keeps where a store has the source's own types.
-pub(super) fn own(of_source: Quant, cols: usize) -> Quant {
-    match packed(of_source, cols) {
         Quant::F32 => Quant::F16,
         own => own,
     }
@@ -191,7 +176,7 @@ fn of_source(source: &Source, role: Role) -> Result<Quant> {
 /// [`crate::Error::BadFile`] where the source lacks it.
 pub(super) fn of_up(source: &Source, types: Types) -> Result<Quant> {
     match (types, source.config.form.experts) {
-        (Types::Own { .. }, Some(_)) => Ok(own(of_source(source, Role::Up)?, source.config.hidden)),
+        (Types::Own { .. }, Some(_)) => of_source(source, Role::Up).map(own),
         _ => types.of(source, Role::Up, 0),
     }
 }
