@@ -562,7 +562,7 @@ fn what_a_family_does_not_do_is_refused_by_name() {
         (
             "llama",
             json!({"intermediate_size": [96, "a"]}),
-            "config.json: intermediate_size: is a list of something else",
+            "config.json: intermediate_size: is a list of something that is not a whole number",
         ),
         ("llama", json!({"intermediate_size": [96, 96, 48]}), "config.json: 3 FFN sizes for 2 layers"),
     ];

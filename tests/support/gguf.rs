@@ -11,8 +11,14 @@ pub fn fixture(name: &str) -> PathBuf {
 }
 
 /// The types in the fixtures that are read here, and GGUF's numbers of them.
-pub const KINDS: [(DType, u32); 5] =
-    [(DType::F32, 0), (DType::F16, 1), (DType::Q4_0, 2), (DType::Q8_0, 8), (DType::Block(BlockType::MXFP4), 39)];
+pub const KINDS: [(DType, u32); 6] = [
+    (DType::F32, 0),
+    (DType::F16, 1),
+    (DType::BF16, 30),
+    (DType::Q4_0, 2),
+    (DType::Q8_0, 8),
+    (DType::Block(BlockType::MXFP4), 39),
+];
 
 pub struct Tensor {
     pub name: String,

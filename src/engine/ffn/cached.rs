@@ -11,10 +11,9 @@ use super::{
     Tile, Work, add_down_bias, add_units, down, experts, products, rows_of, run_blocks, unit_buffers,
 };
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Prefill, ThreadPool};
+use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ManyForm, Prefill, ThreadPool};
 use crate::engine::routing::Routes;
 use crate::engine::sparsity::Foresight;
-use crate::formats::rows::GROUP;
 use crate::host_cache::{Arriving, HostCache, HostCacheOptions, MAX_UNITS, STRIP, units_of};
 use crate::ids::{Permutation, StoreId};
 use crate::model::block::BlockPart;
@@ -315,9 +314,12 @@ impl CachedFfn {
         hidden: &mut [f32],
     ) -> Counts {
         let n = tools.x.n;
-        // A strip takes int8 where all neurons together would.
-        let whole = tools.config.ffn.is_multiple_of(GROUP);
-        let kernels = if whole { *tools.kernels } else { tools.kernels.with(Prefill::Exact) };
+        // A strip takes the form that all neurons together would.
+        let down_type = tools.layer.1.block().down().quant;
+        let kernels = match tools.kernels.form_across(down_type, tools.config.ffn) {
+            ManyForm::Floats => tools.kernels.with(Prefill::Exact),
+            _ => *tools.kernels,
+        };
         self.begin_products(tools);
         while let Some(strip) = self.next_products(tools) {
             let Tools { ref mut pool, config, layer: (l, _), .. } = *tools;
