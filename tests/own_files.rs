@@ -3,6 +3,7 @@
 
 mod support;
 
+use dynamicinfer::formats::history_file;
 use dynamicinfer::formats::rows::Quant;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::os::unix::fs::symlink;
@@ -67,8 +68,10 @@ fn a_history_that_cannot_be_read_is_set_aside_and_written_anew() {
     type Damage = fn(&Path, &[u8]);
     let damages: [(&str, Damage); 6] = [
         ("a bit of the numbers", |path, good| {
+            std::fs::write(path, good).unwrap();
+            let at = history_file::open(path).unwrap().section("frequency.0").unwrap().offset as usize;
             let mut bytes = good.to_vec();
-            bytes[70] ^= 0x40;
+            bytes[at] ^= 0x40;
             std::fs::write(path, bytes).unwrap();
         }),
         ("cut", |path, good| std::fs::write(path, &good[..good.len() / 2]).unwrap()),

@@ -148,10 +148,8 @@ impl Hub {
         let names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
         let odd = |name: &&String| name.chars().any(misleads) && (belongs(name) || name.ends_with(".gguf"));
         if let Some(name) = names.iter().find(odd) {
-            let shown = printable(name);
-            return Err(
-                self.odd(&format!("the name of its file '{shown}' has characters that a terminal does not show"))
-            );
+            let shown = name.escape_default();
+            return Err(self.odd(&format!("its file '{shown}' has characters that a terminal does not show")));
         }
         let wanted = match choose(name, &names) {
             Ok(Choice::Directory(wanted) | Choice::Gguf(wanted)) => wanted,
