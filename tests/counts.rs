@@ -196,8 +196,14 @@ fn numbers_in(value: &Json, at: &str) -> Vec<String> {
 /// The cases of a directory. What it may have besides is there in a second round, which has windows and no lists.
 fn directory(name: &str, said: &mut impl FnMut(&str), faults: &mut Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
-    let file = "model.safetensors";
-    std::os::unix::fs::symlink(fixture(name).join(file), dir.path().join(file)).unwrap();
+    // The weights, in one file or in shards with their index.
+    for file in std::fs::read_dir(fixture(name)).unwrap().map(|entry| entry.unwrap()) {
+        let called = file.file_name().into_string().unwrap();
+        let weights = called.starts_with("model") && called.ends_with(".safetensors");
+        if weights || called.ends_with(".safetensors.index.json") {
+            std::os::unix::fs::symlink(file.path(), dir.path().join(called)).unwrap();
+        }
+    }
     let published: Json = serde_json::from_slice(&std::fs::read(fixture(name).join("config.json")).unwrap()).unwrap();
     let mut more = published.clone();
     let fields = more.as_object_mut().unwrap();

@@ -357,8 +357,12 @@ fn stores_that_contradict_themselves_are_refused() {
     }
     let mut twice = good.clone();
     let header = parse::<Header>(&good, Path::new("x")).unwrap();
-    let order = header.sections.iter().find(|s| s.name == "layer.1.order").unwrap().offset as usize;
+    let there = header.sections.iter().find(|s| s.name == "layer.1.order").unwrap();
+    let order = there.offset as usize;
     twice.copy_within(order..order + 4, order + 4);
+    // With the checksum of what is there now: a store that was made so.
+    let sum = xxhash_rust::xxh3::xxh3_64(&twice[order..order + there.bytes as usize]);
+    let twice = edited(&twice, |h| section(h, "layer.1.order")["checksum"] = json!(format!("{sum:016x}")));
     let says = refusal(open(dir.path(), &twice), dir.path().to_str().unwrap(), "order");
     assert!(says.contains("x.neurons: layer.1.order: does not name each neuron once"), "{says}");
     let mut other_version = good.clone();

@@ -1,6 +1,6 @@
 //! Where neurons and experts lie in their file, and how their bytes lie in a frame.
 
-use super::{STRIP, strips};
+use super::STRIP;
 use crate::formats::DType;
 use std::sync::Arc;
 
@@ -8,6 +8,15 @@ use std::sync::Arc;
 pub const MAX_UNITS: usize = 32;
 /// Block bytes per unit at least, so that a small model does not drown in buffers.
 const MIN_UNIT_BYTES: usize = 128 << 10;
+
+/// Bytes of a read of a strip: the disk's rate no longer grows with larger ones, and several are under way at once.
+pub const STRIP_READ: usize = 512 << 10;
+
+/// Reads of a layer's strips, at most, for blocks of so many bytes together: each strip ends with one that is shorter.
+fn strip_reads(bytes: usize, neurons: usize) -> usize {
+    // There are no more strips than neurons.
+    bytes.div_ceil(STRIP_READ) + 2 * neurons
+}
 
 /// Units into which the FFN cuts a list of `neurons` neurons: unit u has those from u * neurons / units on.
 pub fn units_of(neurons: usize, block_bytes: usize) -> usize {
@@ -153,7 +162,7 @@ impl LayerBlocks {
     pub(super) fn most_reads(&self, neurons: usize) -> usize {
         match self.experts {
             true => neurons * self.runs.len(),
-            false => neurons + strips::most_reads(self.block_bytes() * neurons, neurons),
+            false => neurons + strip_reads(self.block_bytes() * neurons, neurons),
         }
     }
 }

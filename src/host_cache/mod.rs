@@ -27,12 +27,12 @@ mod rehearsal;
 mod shares;
 mod strips;
 
-pub use blocks::{LayerBlocks, MAX_UNITS, Run, units_of};
+pub use blocks::{LayerBlocks, MAX_UNITS, Run, STRIP_READ, units_of};
 pub use fault::{ReadFault, Unread};
 pub use plan::{Arriving, Round};
 pub use reads::{MOST_AHEAD, ReadCounts};
 pub use rehearsal::{BEFORE, COUNTED, Rehearsal, Rehearsed};
-pub use strips::{STRIP_READ, Strip};
+pub use strips::Strip;
 
 use crate::cache::{Frames, Location, SlotTable};
 use crate::device::NONE;

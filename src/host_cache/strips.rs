@@ -2,18 +2,10 @@
 //! neuron out. One half is computed while the other is read.
 
 use super::HostCache;
+use super::blocks::STRIP_READ;
 use super::checksums::Check;
 use super::reads::Job;
 use std::ops::Range;
-
-/// Bytes of a read: the disk's rate no longer grows with larger ones, and several are under way at once.
-pub const STRIP_READ: usize = 512 << 10;
-
-/// Reads of a layer's strips, at most, for blocks of so many bytes together: each strip ends with one that is shorter.
-pub(super) fn most_reads(bytes: usize, neurons: usize) -> usize {
-    // There are no more strips than neurons.
-    bytes.div_ceil(STRIP_READ) + 2 * neurons
-}
 
 /// Neurons that lie one after the other in the landing.
 #[derive(Clone, Debug)]

@@ -169,7 +169,11 @@ const ALL: &[(&[&str], PreTokenizer)] = &[
     (&["granite-embed-multi-97m"], PreTokenizer { regexes: &[GPT4O], ignore_merges: true, ..PLAIN }),
     (
         &["tiny_aya", "cohere2moe"],
-        PreTokenizer { regexes: &[r"\d{1,3}(?=(?:\d{3}){0,40}\b)", GPT4O], nfc: true, ..PLAIN },
+        PreTokenizer {
+            regexes: &[r"\d{1,3}(?=(?:\d{3}){0,40}(?![\p{L}\p{M}\p{N}\p{Pc}]))", GPT4O],
+            nfc: true,
+            ..PLAIN
+        },
     ),
     (
         &["youtu"],

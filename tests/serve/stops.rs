@@ -77,7 +77,8 @@ fn a_stop_that_is_the_name_of_a_control_token_ends_the_answer() {
         (json!(["<|who|>x", "man<|who|> was"]), " a ", 4),
         // A reader sees it, though a control token stands in it.
         (json!("man was"), " a ", 4),
-        (json!(["man was a", "<|who|> was"]), " a man", 4),
+        // Of two the one that begins first, though the other is whole before it.
+        (json!(["man was a", "<|who|> was"]), " a ", 5),
     ] {
         for (path, ask) in [(CHAT, &chat), (TEXT, &text)] {
             let mut ask = ask.clone();
