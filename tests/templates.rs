@@ -221,7 +221,6 @@ fn hostile_templates_end_as_errors() {
         (format!("{}{}", "{% if true %}".repeat(50_000), "{% endif %}".repeat(50_000)), &["at most 65536 are taken"]),
         (format!("{}x{}", "{% if true %}".repeat(2500), "{% endif %}".repeat(2500)), &[DEPTH]),
         (format!("{{{{ {}1{} }}}}", "(".repeat(30_000), ")".repeat(30_000)), &[DEPTH]),
-        (format!("{{{{ {}1{} }}}}", "[".repeat(30_000), "]".repeat(30_000)), &[DEPTH]),
         (format!("{{{{ {}{} }}}}", "x[".repeat(10_000), ":]".repeat(10_000)), &[DEPTH]),
         ("{% raw %}".repeat(6000), &["unexpected end of raw block"]),
         (string, &[MEMORY, TIME]),
@@ -256,10 +255,12 @@ fn hostile_templates_end_as_errors() {
 /// Deep expressions that overflow the stack of an ordinary thread: here they have the stack they need.
 #[test]
 fn deep_expressions_within_the_source_limit_are_no_overflow() {
+    let list = format!("{}1{}", "[".repeat(30_000), "]".repeat(30_000));
     for (template, expected) in [
         (format!("{{{{ {}1 }}}}", "1+".repeat(7000)), "7001"),
         (format!("{{{{ {}1 }}}}", "1+".repeat(32_000)), "32001"),
         (format!("{{{{ {}true }}}}", "not ".repeat(16_000)), "True"),
+        (format!("{{{{ {list} }}}}"), &list),
     ] {
         assert_eq!(render_by(Path::new(PROGRAM), &input(&template, &[]), Path::new("m.gguf")).unwrap(), expected);
     }
