@@ -34,8 +34,6 @@ TEXTS = [
 ]
 QUESTION = "What is the capital of France, and what river flows through it? Answer in one sentence."
 GREEDY = 64
-# Log probabilities of the same token differ by the rounding of inputs to int8, which both programs do in their own way.
-NEAR = 0.25
 
 LLAMA = r"""
 import json, sys
@@ -260,8 +258,12 @@ def main():
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "table.md").write_text(table(rows))
-        (options.out / "answers.md").write_text(answers(rows))
-        (options.out / "rows.json").write_text(json.dumps(rows, indent=1) + "\n")
+        # Records name files, not the folders of a machine.
+        folders = {f"{artefacts.model(key).parent if key in artefacts.MODELS else Path(key).parent}/" for key in options.models.split(",")}
+        for name, text in [("answers.md", answers(rows)), ("rows.json", json.dumps(rows, indent=1) + "\n")]:
+            for folder in folders:
+                text = text.replace(folder, "")
+            (options.out / name).write_text(text)
     if failed:
         raise SystemExit("\n".join(failed))
 
