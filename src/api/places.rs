@@ -86,7 +86,7 @@ impl Places {
             let (give, place) = {
                 let state = &mut *self.0.lock();
                 let (free, held) = (state.free, &state.held);
-                let next = state.waiting.pop_of(|client| may(free, held, client));
+                let next = state.waiting.pop_of(|client, _| may(free, held, client));
                 let Some((client, give)) = next else { return };
                 state.take(client);
                 (give, Place { places: self.clone(), client })

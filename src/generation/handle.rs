@@ -5,7 +5,7 @@ use super::job::{Job, Refused};
 use super::metrics::Metrics;
 use super::outbox::{Events, to_client};
 use super::sequence::Waiting;
-use crate::clock::{self, Duration};
+use crate::clock::{self, Duration, Instant};
 use crate::engine::{Engine, Failure};
 use crate::error::Result;
 use crate::model::KvType;
@@ -41,8 +41,8 @@ pub(super) type Answer = Box<dyn FnOnce()>;
 pub(super) type Question = Box<dyn FnOnce(&mut Engine) -> Answer + Send>;
 
 pub(super) enum Command {
-    /// Waits for the turn of the client that it names.
-    Ask(u64, Question),
+    /// Waits for the turn of the client that it names; asked at this time.
+    Ask(u64, Instant, Question),
     /// Waits for the turn of its client.
     Embed(Text),
     /// Shows that the worker works; answered at once.
@@ -107,7 +107,7 @@ impl Handle {
             let answer = question(engine);
             Box::new(move || drop(send.send(answer)))
         });
-        self.commands.send(Command::Ask(client, question)).map_err(|_| Refused::Gone)?;
+        self.commands.send(Command::Ask(client, clock::now(), question)).map_err(|_| Refused::Gone)?;
         receive.await.map_err(|_| Refused::Gone)
     }
 

@@ -36,20 +36,23 @@ impl<T> Queue<T> {
         self.clients.len()
     }
 
-    /// Whether an entry of this client waits.
-    pub fn has(&self, client: u64) -> bool {
-        self.clients.contains_key(&client)
+    /// The oldest entry of this client.
+    pub fn oldest(&self, client: u64) -> Option<&T> {
+        self.clients.get(&client)?.front()
     }
 
     /// Takes the oldest entry of the client whose turn is next; `None` if nothing waits.
     pub fn pop(&mut self) -> Option<T> {
-        self.pop_of(|_| true)
+        self.pop_of(|_, _| true)
     }
 
-    /// The same of those clients that `may` have a turn.
-    pub fn pop_of(&mut self, may: impl Fn(u64) -> bool) -> Option<T> {
+    /// The same of those clients that `may` have a turn, by their oldest entry.
+    pub fn pop_of(&mut self, may: impl Fn(u64, &T) -> bool) -> Option<T> {
         let after = self.last.checked_add(1).map(|next| self.clients.range(next..)).into_iter().flatten();
-        let client = after.chain(&self.clients).map(|(client, _)| *client).find(|&client| may(client))?;
+        let mut next = after.chain(&self.clients);
+        let may =
+            |(client, waiting): &(&u64, &VecDeque<T>)| waiting.front().is_some_and(|oldest| may(**client, oldest));
+        let client = *next.find(may)?.0;
         let waiting = self.clients.get_mut(&client)?;
         let entry = waiting.pop_front();
         if waiting.is_empty() {
@@ -95,10 +98,10 @@ mod tests {
     fn a_client_that_may_not_is_passed_over_and_keeps_its_entries() {
         let mut queue = Queue::default();
         [u64::MAX, 3, 7].into_iter().for_each(|client| queue.push(client, client));
-        assert_eq!((queue.clients(), queue.has(7), queue.has(4)), (3, true, false));
-        assert_eq!(queue.pop_of(|client| client == u64::MAX), Some(u64::MAX));
-        assert_eq!(queue.pop_of(|client| client != 3), Some(7));
-        assert_eq!(queue.pop_of(|client| client != 3), None);
+        assert_eq!((queue.clients(), queue.oldest(7), queue.oldest(4)), (3, Some(&7), None));
+        assert_eq!(queue.pop_of(|client, _| client == u64::MAX), Some(u64::MAX));
+        assert_eq!(queue.pop_of(|client, _| client != 3), Some(7));
+        assert_eq!(queue.pop_of(|client, _| client != 3), None);
         assert_eq!(queue.pop(), Some(3));
     }
 

@@ -114,7 +114,8 @@ struct Worker {
     tokenizer: Arc<Tokenizer>,
     slots: Slots,
     queue: Queue<Waiting>,
-    questions: Queue<Question>,
+    /// With the time at which each was asked.
+    questions: Queue<(Instant, Question)>,
     /// Texts that wait for their embedding.
     texts: Queue<Text>,
     /// The text that runs.
@@ -215,7 +216,7 @@ impl Worker {
 
     fn receive(&mut self, command: Command) {
         match command {
-            Command::Ask(client, question) => self.questions.push(client, question),
+            Command::Ask(client, asked_at, question) => self.questions.push(client, (asked_at, question)),
             Command::Embed(text) => self.texts.push(text.client, text),
             // The asker may have gone.
             Command::Beat(answer) => drop(answer.send(())),
@@ -282,12 +283,15 @@ impl Worker {
     }
 
     /// Gives free slots to waiting jobs; one to one job where answers are being made, because keys and values may be copied for it. A job
-    /// waits for what its own client has asked before.
+    /// waits for what its own client has asked before it, and for nothing that came later: a client that never stops asking would keep its own
+    /// answers from beginning.
     fn admit(&mut self) {
         let mut most = if self.decoding() > 0 { 1 } else { usize::MAX };
         while most > 0
             && self.slots.busy() < self.limits.slots
-            && let Some(waiting) = self.queue.pop_of(|client| !self.questions.has(client))
+            && let Some(waiting) = self.queue.pop_of(|client, waiting| {
+                self.questions.oldest(client).is_none_or(|(asked_at, _)| *asked_at > waiting.asked_at)
+            })
         {
             most -= 1;
             self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -427,7 +431,7 @@ impl Worker {
     }
 
     fn answer_question(&mut self) {
-        let Some(question) = self.questions.pop() else { return };
+        let Some((_, question)) = self.questions.pop() else { return };
         self.held_up_by(Work::Question);
         let answer = question(&mut self.engine);
         self.metrics.questions.add(1);

@@ -334,7 +334,7 @@ fn no_endpoint_does_two_things_between_two_tokens_of_an_answer() {
                 })
             })
             .collect();
-        let story = json!({"prompt": "Once", "max_tokens": 300, "ignore_eos": true});
+        let story = json!({"prompt": "Once", "max_tokens": 60, "ignore_eos": true});
         let answer = daemon.post("/v1/completions", &story);
         done.store(true, Ordering::SeqCst);
         assert_eq!(answer.status, 200, "{}", answer.text());
