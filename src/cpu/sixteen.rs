@@ -188,7 +188,7 @@ struct Buffers {
 #[repr(C, align(64))]
 struct Strip([u32; words(MAX_WIDTH) * TILE_DEPTH / GROUP]);
 
-/// Words from row to row of [`Buffers::codes`].
+/// Words from row to row of a buffer of codes.
 pub const ROW_WORDS: usize = DEPTH / 2;
 
 impl Sixteen {

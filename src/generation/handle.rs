@@ -116,7 +116,7 @@ impl Handle {
     /// Dropping the future ends it.
     ///
     /// # Errors
-    /// The worker has ended. The inner one: [`Error::Memory`] if there is no room for the text's keys and values, and [`Error::Failed`] if
+    /// The worker has ended. The inner one: [`Error::Memory`](crate::error::Error::Memory) if there is no room for the text's keys and values, and [`Error::Failed`](crate::error::Error::Failed) if
     /// the engine failed.
     pub async fn embed(&self, client: u64, tokens: Vec<u32>) -> Result<Result<Vec<f32>>, Refused> {
         let (out, receive) = oneshot::channel();

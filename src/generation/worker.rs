@@ -1,7 +1,7 @@
 //! The thread that owns the engine.
 //!
 //! Each turn of its loop: receive jobs and commands, drop jobs whose client has gone, give free slots to waiting jobs, run one token of
-//! every answer (one pass for up to 32 of them), and do one step of what else is asked for ([`Work`]): some tokens of one prompt go along in
+//! every answer (one pass for up to 32 of them), and do one step of what else is asked for (`turns`): some tokens of one prompt go along in
 //! the pass, as many as the time of passes allows, or a question is answered, or some tokens of a text run whose embedding is wanted. So a
 //! client that goes away is noticed within a turn, and however many ask for however much, between two tokens of an answer there is one such
 //! step at most. Where nothing can go on it waits for whatever comes first; nothing is looked at in intervals.

@@ -5,7 +5,7 @@
 //! process. So a template is rendered in a child process that may use 512 MiB and 2 seconds, on a thread with a large stack; if the child
 //! is killed, that is an error here.
 //!
-//! The dialect and the variables are those of transformers' `apply_chat_template` ([`super::jinja`]).
+//! The dialect and the variables are those of transformers' `apply_chat_template` (`jinja`).
 
 use super::{Tokenizer, jinja};
 use crate::child::{Children, End, Wanted, Work};
