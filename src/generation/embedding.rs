@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 /// A text that waits for its vector.
 pub struct Text {
-    /// Who asks, as in [`super::Job::client`].
+    /// The client that asks, as in [`super::Job::client`].
     pub client: u64,
     /// At least one.
     pub tokens: Vec<u32>,

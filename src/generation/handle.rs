@@ -34,7 +34,7 @@ pub struct Limits {
     pub slowdown: f64,
 }
 
-/// Hands the answer to a question to whoever has asked.
+/// Hands the answer to a question to its asker.
 pub(super) type Answer = Box<dyn FnOnce()>;
 
 /// What runs on the worker's thread between two passes.

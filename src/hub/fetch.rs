@@ -435,7 +435,7 @@ fn length(path: &Path) -> Option<u64> {
     std::fs::symlink_metadata(path).ok().filter(|meta| meta.is_file()).map(|meta| meta.len())
 }
 
-/// Opens a file of the cache to add to it, or creates it. Links are not followed and pipes not waited for: who can write to the cache would
+/// Opens a file of the cache to add to it, or creates it. Links are not followed and pipes not waited for: a program that can write to the cache would
 /// otherwise choose a file to be overwritten.
 fn open_ours(path: &Path) -> Result<File> {
     use rustix::fs::OFlags;

@@ -222,7 +222,7 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     if steers { may_steer(daemon, peer) } else { Ok(()) }
 }
 
-/// Checks that what decides who may ask is said once, and that an address that names a host names that of the Host header: a proxy in front may
+/// Checks that headers that decide on access are sent once, and that an address that names a host names that of the Host header: a proxy in front may
 /// have looked at the other one.
 fn says_once(request: &Request) -> Result<(), ApiError> {
     for name in [header::HOST, header::ORIGIN, header::AUTHORIZATION] {
