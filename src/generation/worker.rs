@@ -73,6 +73,7 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
         slots: Slots::new(caches, !limits.deterministic),
         columns: Vec::with_capacity(MAX_COLUMNS),
         pace: Pace::new(limits.slowdown),
+        decoded: clock::now(),
         queue: Queue::default(),
         questions: Queue::default(),
         texts: Queue::default(),
@@ -126,6 +127,8 @@ struct Worker {
     leaving: Vec<Outbox>,
     columns: Vec<BatchToken>,
     pace: Pace,
+    /// When the answers under way have got their last tokens.
+    decoded: Instant,
     /// Index into `running` from which the next prompt to run is searched, so that prompts take turns.
     next_prompt: usize,
     commands: Receiver<Command>,
@@ -349,7 +352,7 @@ impl Worker {
             let vocab = self.engine.model.config.vocab;
             let began = clock::now();
             self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::Last);
-            self.pace.note(self.columns.len(), began.elapsed().as_secs_f64());
+            self.pace.note(self.columns.len(), began.elapsed().as_secs_f64(), self.has_texts());
             if let Some(why) = self.engine.failure() {
                 let columns = std::mem::take(&mut self.columns);
                 self.give_up(why, |slot| columns.iter().any(|column| column.sequence == slot));
@@ -383,8 +386,12 @@ impl Worker {
             if let Some((slot, end)) = along {
                 let at = self.running.iter().position(|s| s.slot == slot).expect("a prompt does not end by itself");
                 self.prompt_ran(at, end, answers * vocab..(answers + 1) * vocab);
-            } else if is_last && let Some(alone) = self.pace.alone(all, at_once) {
-                self.pace.allow(alone);
+            }
+            if is_last {
+                let cycle = std::mem::replace(&mut self.decoded, clock::now()).elapsed().as_secs_f64();
+                if let Some(alone) = self.pace.alone(all, at_once) {
+                    self.pace.allow(alone, cycle);
+                }
             }
             if is_last || !self.obey() {
                 break;
@@ -404,7 +411,7 @@ impl Worker {
         }
         self.turns.next(|work| match work {
             Work::Question => !self.questions.is_empty(),
-            Work::Text => (self.embedding.is_some() || !self.texts.is_empty()) && self.text_step().is_some(),
+            Work::Text => self.has_texts() && self.text_step().is_some(),
             Work::Prompt => self.running.iter().any(is_prompt),
         })
     }
@@ -438,6 +445,11 @@ impl Worker {
         // Once the answer is there, what it did is in the metrics.
         self.publish();
         answer();
+    }
+
+    /// Whether texts are or wait to be embedded.
+    fn has_texts(&self) -> bool {
+        self.embedding.is_some() || !self.texts.is_empty()
     }
 
     /// Tokens that the next step of an embedding takes, and the seconds that the next tokens of the answers under way take without it;
