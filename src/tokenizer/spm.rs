@@ -20,8 +20,8 @@ pub struct Spm {
     scores: Vec<f32>,
     unused: Vec<bool>,
     user_defined: SpecialTexts,
-    /// The token of each byte value; `None` if the vocabulary does not have all 256.
-    bytes: Option<Box<[u32; 256]>>,
+    /// The token of each byte value; `NONE` where the vocabulary has none, such as for a tab that is a token itself.
+    bytes: Box<[u32; 256]>,
     unknown: Option<u32>,
     /// Bytes of the longest token: longer pieces are not looked up.
     longest: usize,
@@ -106,7 +106,7 @@ impl Spm {
             scores: spec.scores.iter().map(|s| s + 0.0).collect(),
             unused: spec.kinds.iter().map(|&k| k == TokenKind::Unused).collect(),
             user_defined: SpecialTexts::new(user_defined.iter().map(|(text, id)| (text.as_str(), *id))),
-            bytes: (!bytes.contains(&NONE)).then_some(bytes),
+            bytes,
             unknown,
             add_space_prefix: spec.add_space_prefix,
             remove_extra_whitespaces: spec.remove_extra_whitespaces,
@@ -143,10 +143,12 @@ impl Spm {
         }
     }
 
-    /// Bytes, or one unknown token for a run of unknown pieces. Returns whether it was the latter.
+    /// The tokens of the piece's bytes; if one of these is missing, one unknown token for a run of unknown pieces. Returns whether it was the
+    /// latter.
     fn push_unknown(&self, piece: &str, last_unknown: bool, out: &mut Vec<u32>) -> bool {
-        if let Some(bytes) = &self.bytes {
-            out.extend(piece.bytes().map(|b| bytes[usize::from(b)]));
+        let bytes = piece.bytes().map(|b| self.bytes[usize::from(b)]);
+        if !bytes.clone().any(|id| id == NONE) {
+            out.extend(bytes);
             return false;
         }
         if !last_unknown {

@@ -244,6 +244,19 @@ fn a_file_without_a_pre_tokeniser_has_that_of_its_architecture_or_the_default() 
     assert_eq!(texts_of(&tokenizer, "12345,6", Special::AsText), ["123", "4", "5", ",", "6"]);
 }
 
+/// Gemini's vocabulary has a token for a tab, and no `<0x09>`: the other bytes are still tokens. A text without a token and without a token for
+/// each of its bytes is unknown. As the tokenizers library has it.
+#[test]
+fn bytes_are_tokens_where_one_of_them_is_missing() {
+    let bytes: Vec<String> =
+        (0..256).filter(|byte| ![0x09, 0xA9].contains(byte)).map(|b| format!("<0x{b:02X}>")).collect();
+    let words = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("\t", 0.0, 1), ("a", 0.0, 1)];
+    let tokens: Vec<(&str, f32, i32)> = words.into_iter().chain(bytes.iter().map(|b| (b.as_str(), 0.0, 6))).collect();
+    let tokenizer = ready(sentencepiece(&tokens).bool("tokenizer.ggml.add_space_prefix", false));
+    assert_eq!(texts_of(&tokenizer, "a\tè", Special::AsText), ["a", "\t", "<0xC3>", "<0xA8>"]);
+    assert_eq!(texts_of(&tokenizer, "aéè", Special::AsText), ["a", "<unk>", "<0xC3>", "<0xA8>"]);
+}
+
 /// SentencePiece's way of writing, with merges: Gemma 4 and its like.
 #[test]
 fn a_vocabulary_with_merges_may_be_written_as_sentencepiece_writes() -> Result<(), Error> {
