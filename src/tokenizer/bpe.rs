@@ -111,7 +111,7 @@ pub fn encoder(spec: &BpeSpec, path: &Path) -> Result<Encoder> {
         return Err(bad("tokenizer.ggml.tokens", reason));
     }
     let merges = inside.merges(spec, path);
-    let Inside { vocab, mut outside, steps, added } = inside;
+    let Inside { vocab, mut outside, mut steps, added } = inside;
     let broken = |e| bad("tokenizer.ggml.merges", format!("{e}"));
     let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(pre.ignore_merges);
     let model = model.byte_fallback(pre.writing != Writing::Bytes).cache_capacity(WORDS_KEPT);
@@ -121,7 +121,13 @@ pub fn encoder(spec: &BpeSpec, path: &Path) -> Result<Encoder> {
     tokenizer.with_normalizer(Some(Normalizers::new(normalizers(pre).map_err(broken)?))).map_err(broken)?;
     let tokens = added.iter().map(|(text, special, _)| AddedToken::from(*text, *special).normalized(false));
     tokenizer.add_tokens(tokens).map_err(broken)?;
-    outside.extend(added.iter().map(|(_, _, id)| id));
+    for &(text, _, id) in &added {
+        // The tokenizers library gives an added token the number of a step that has the same text.
+        let number = tokenizer.token_to_id(text).expect("it was added");
+        steps.remove(&number);
+        outside.resize(outside.len().max(number as usize + 1), STEP);
+        outside[number as usize] = id;
+    }
     Ok(Encoder { tokenizer, outside: Some(outside), steps, may_grow: false })
 }
 

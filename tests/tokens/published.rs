@@ -232,6 +232,17 @@ fn merges_that_name_no_token_are_steps() {
     assert_eq!(texts_of(&tokenizer, "xyabcxy", Special::AsText), ["x", "y", "abc", "x", "y"]);
 }
 
+/// Gemma's runs of line breaks are tokens that the user defined, and merges make them, too.
+#[test]
+fn a_token_that_the_user_defined_may_be_what_merges_make() {
+    let words = ["ab", "<x>", "abc"];
+    let file = byte_level(Some("gpt-2"), &[], &words, &["a b", "ab c"]);
+    let numbers: Vec<i32> = [4, 4, 1].into_iter().chain([1; 256]).collect();
+    let tokenizer = ready(file.array(KINDS, 5, numbers.len(), kinds(&numbers)));
+    assert_eq!(texts_of(&tokenizer, "ab<x>d", Special::Parse), ["ab", "<x>", "d"]);
+    assert_eq!(texts_of(&tokenizer, "d<x>ab", Special::AsText), ["d", "<x>", "ab"]);
+}
+
 #[test]
 fn a_file_without_a_pre_tokeniser_has_that_of_its_architecture_or_the_default() {
     let pre = |file: GgufFile| match file.read().unwrap().model {
