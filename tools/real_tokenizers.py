@@ -111,6 +111,12 @@ def from_tiktoken(path):
     }
 
 
+def is_control(token):
+    """Whether llama.cpp's converter makes a control token of an added one."""
+    text = token["content"]
+    return token["special"] or text.startswith("<|") and text.endswith("|>") or text.startswith("<｜") and text.endswith("｜>")
+
+
 def vocabulary(tokenizer, kind):
     """Texts, kinds and scores by id, as llama.cpp's converter writes them."""
     vocab = tokenizer["model"]["vocab"]
@@ -126,7 +132,7 @@ def vocabulary(tokenizer, kind):
             token = added[id]["content"]
             if token == tokenizer["model"].get("unk_token"):
                 kinds.append(2)
-            elif added[id]["special"] or token.startswith("<|") and token.endswith("|>") or token.startswith("<｜") and token.endswith("｜>"):
+            elif is_control(added[id]):
                 kinds.append(3)
             else:
                 # The converter writes runs of spaces that the user defined as spaces.
@@ -200,15 +206,20 @@ def ours(program, model, lines):
 
 
 def of_library(path, lines):
-    """The same by the tokenizers library."""
+    """The same by the tokenizers library. In plain text, added tokens such as `<|fim_prefix|>` are text even if the file does not call them
+    special: llama.cpp's converter makes them control tokens."""
     from tokenizers import Tokenizer
 
+    ids = lambda tokenizer, line: tokenizer.encode(line, add_special_tokens=False).ids  # noqa: E731
     tokenizer = Tokenizer.from_file(str(path))
-    ids = lambda line: tokenizer.encode(line, add_special_tokens=False).ids  # noqa: E731
-    parsed = [ids(line) for line in lines]
+    parsed = [ids(tokenizer, line) for line in lines]
     shown = [tokenizer.decode(of, skip_special_tokens=True) for of in parsed]
-    tokenizer.encode_special_tokens = True
-    return [[a, ids(line), text] for a, line, text in zip(parsed, lines, shown)]
+    spec = json.loads(path.read_text())
+    for token in spec["added_tokens"]:
+        token["special"] = is_control(token)
+    plain = Tokenizer.from_str(json.dumps(spec))
+    plain.encode_special_tokens = True
+    return [[a, ids(plain, line), text] for a, line, text in zip(parsed, lines, shown)]
 
 
 def of_llama(model, lines):
