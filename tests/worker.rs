@@ -20,7 +20,6 @@ use dynamicinfer::scheduler::thresholds::LossWeight;
 use dynamicinfer::tokenizer::Tokenizer;
 use std::future::Future;
 use std::path::Path;
-use std::pin::pin;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Waker};
@@ -57,10 +56,13 @@ fn job(client: u64, max_tokens: usize) -> Job {
     }
 }
 
-/// Sends a command, and does not wait for its answer.
-fn send(handle: &Handle, command: impl FnOnce(&mut Engine) + Send + 'static) {
-    let asked = pin!(handle.ask(1, command));
-    assert!(asked.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+/// Sends a client's command, and does not wait for its answer.
+fn send(handle: &Handle, client: u64, command: impl FnOnce(&mut Engine) + Send + 'static) {
+    let handle = handle.clone();
+    let mut asked = Box::pin(async move { handle.ask(client, command).await });
+    assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    // Its asker never goes.
+    std::mem::forget(asked);
 }
 
 /// The result of a future that another thread completes.
@@ -213,7 +215,7 @@ fn a_question_is_answered_after_the_current_pass() {
         let Some(handle) = handle.get() else { return };
         let (sent, then, seen) = (passes(handle), handle.clone(), seen.clone());
         if now_and_then(sent) {
-            send(handle, move |_| seen.lock().unwrap().push((sent, passes(&then))));
+            send(handle, 1, move |_| seen.lock().unwrap().push((sent, passes(&then))));
         }
     };
     let handle = worker(dir.path(), 3, 64, true, |engine| {
@@ -263,7 +265,7 @@ fn whatever_is_asked_an_answer_waits_for_one_step_of_it_between_two_tokens() {
         let dir = tempfile::tempdir().unwrap();
         let handle = worker(dir.path(), answers + 2, 1024, deterministic, |_| {});
         let (release, held) = channel::<()>();
-        send(&handle, move |_| held.recv_timeout(PATIENCE).unwrap());
+        send(&handle, 1, move |_| held.recv_timeout(PATIENCE).unwrap());
         let mut all: Vec<Events> = (0..answers).map(|i| handle.submit(job(i as u64, TOKENS)).unwrap()).collect();
         // Two clients' prompts, eight clients' texts and eight clients' questions, more of each than an answer has tokens for.
         let long =
@@ -277,8 +279,7 @@ fn whatever_is_asked_an_answer_waits_for_one_step_of_it_between_two_tokens() {
         for i in 0..2000 {
             let (then, log) = (handle.clone(), log.clone());
             let note = move |_: &mut Engine| log.lock().unwrap().push(seen(&then));
-            let asked = pin!(handle.ask(300 + i % 8, note));
-            assert!(asked.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            send(&handle, 300 + i % 8, note);
         }
         release.send(()).unwrap();
         for events in &mut all {
@@ -302,6 +303,26 @@ fn whatever_is_asked_an_answer_waits_for_one_step_of_it_between_two_tokens() {
     }
 }
 
+/// Questions of clients that come and go at once would fill the memory, and keep those clients' answers from beginning.
+#[test]
+fn a_question_goes_with_its_asker() {
+    let dir = tempfile::tempdir().unwrap();
+    let handle = worker(dir.path(), 1, 64, false, |_| {});
+    let (release, held) = channel::<()>();
+    send(&handle, 1, move |_| held.recv_timeout(PATIENCE).unwrap());
+    let run = Arc::new(Mutex::new(Vec::new()));
+    for client in [2, 0] {
+        let run = run.clone();
+        let mut gone = Box::pin(handle.ask(client, move |_| run.lock().unwrap().push(client)));
+        assert!(gone.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    release.send(()).unwrap();
+    ask(&handle, |_| ());
+    within_patience(handle.ask(0, |_| ())).unwrap();
+    assert_eq!(*run.lock().unwrap(), [0], "this program's own question runs all the same");
+    handle.stop();
+}
+
 #[test]
 fn an_embedding_is_the_same_beside_answers_as_alone_and_ends_with_its_client() {
     let dir = tempfile::tempdir().unwrap();
@@ -312,7 +333,7 @@ fn an_embedding_is_the_same_beside_answers_as_alone_and_ends_with_its_client() {
     assert!((alone.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-5);
     let before = handle.metrics.embedding_tokens.get();
     let (release, held) = channel::<()>();
-    send(&handle, move |_| held.recv_timeout(PATIENCE).unwrap());
+    send(&handle, 1, move |_| held.recv_timeout(PATIENCE).unwrap());
     let mut events = handle.submit(job(1, 1000)).unwrap();
     // Its client goes before it begins.
     let mut gone = Box::pin(handle.embed(2, vec![5; 1000]));
@@ -357,7 +378,7 @@ fn a_prompt_goes_along_with_answers_that_are_being_made_and_gets_the_same_answer
         let counts = || (handle.metrics.prompt_passes.get(), handle.metrics.prompt_tokens.get());
         let before = counts();
         let (release, held) = channel::<()>();
-        send(&handle, move |_| held.recv_timeout(PATIENCE).unwrap());
+        send(&handle, 1, move |_| held.recv_timeout(PATIENCE).unwrap());
         let mut answers: Vec<Events> = tokens.iter().map(|&n| handle.submit(job(1, n)).unwrap()).collect();
         let mut company = handle.submit(long()).unwrap();
         release.send(()).unwrap();
@@ -381,11 +402,11 @@ fn what_was_asked_before_a_job_is_carried_out_before_it() {
     let dir = tempfile::tempdir().unwrap();
     let handle = worker(dir.path(), 1, 64, false, |_| {});
     let (release, held) = channel::<()>();
-    send(&handle, move |_| held.recv_timeout(PATIENCE).unwrap());
+    send(&handle, 1, move |_| held.recv_timeout(PATIENCE).unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));
     for number in 0..5 {
         let (then, seen) = (handle.clone(), seen.clone());
-        send(&handle, move |_| seen.lock().unwrap().push((number, passes(&then))));
+        send(&handle, 1, move |_| seen.lock().unwrap().push((number, passes(&then))));
     }
     let mut events = handle.submit(job(1, 4)).unwrap();
     release.send(()).unwrap();

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::model::KvType;
 use crossbeam_channel::Sender;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use tokio::sync::{oneshot, watch};
 use tracing::Span;
 
@@ -38,11 +38,24 @@ pub struct Limits {
 pub(super) type Answer = Box<dyn FnOnce()>;
 
 /// What runs on the worker's thread between two passes.
-pub(super) type Question = Box<dyn FnOnce(&mut Engine) -> Answer + Send>;
+pub(super) struct Question {
+    pub client: u64,
+    pub asked_at: Instant,
+    /// What is dropped when its asker goes; `None`: it runs all the same.
+    asker: Option<Weak<()>>,
+    pub run: Box<dyn FnOnce(&mut Engine) -> Answer + Send>,
+}
+
+impl Question {
+    /// Whether its asker has gone, so that it need not run.
+    pub fn is_gone(&self) -> bool {
+        self.asker.as_ref().is_some_and(|asker| asker.strong_count() == 0)
+    }
+}
 
 pub(super) enum Command {
-    /// Waits for the turn of the client that it names; asked at this time.
-    Ask(u64, Instant, Question),
+    /// Waits for the turn of its client.
+    Ask(Question),
     /// Waits for the turn of its client.
     Embed(Text),
     /// Shows that the worker works; answered at once.
@@ -92,7 +105,8 @@ impl Handle {
 
     /// Runs `question` on the worker's thread between two passes and returns its result: after the current pass, unless others wait for
     /// their turn. Clients take turns, and between two tokens of an answer one question is answered at most. A job that the same client
-    /// hands in afterwards begins after it. `client` is as in [`Job::client`]; 0 is this program itself.
+    /// hands in afterwards begins after it. `client` is as in [`Job::client`]; 0 is this program itself, whose questions run even where the
+    /// future is dropped. Any other question is taken back with its future, if it has not begun.
     ///
     /// # Errors
     /// The worker has ended.
@@ -103,12 +117,17 @@ impl Handle {
     ) -> Result<T, Refused> {
         let (send, receive) = oneshot::channel();
         // The asker may have gone.
-        let question = Box::new(move |engine: &mut Engine| -> Answer {
+        let run = Box::new(move |engine: &mut Engine| -> Answer {
             let answer = question(engine);
             Box::new(move || drop(send.send(answer)))
         });
-        self.commands.send(Command::Ask(client, clock::now(), question)).map_err(|_| Refused::Gone)?;
-        receive.await.map_err(|_| Refused::Gone)
+        let here = Arc::new(());
+        let asker = (client != 0).then(|| Arc::downgrade(&here));
+        let question = Question { client, asked_at: clock::now(), asker, run };
+        self.commands.send(Command::Ask(question)).map_err(|_| Refused::Gone)?;
+        let answer = receive.await.map_err(|_| Refused::Gone);
+        drop(here);
+        answer
     }
 
     /// The embedding of a text of 1 token or more: the mean of its hidden states, scaled to length 1, `[dimensions]`. It runs in steps
@@ -116,8 +135,11 @@ impl Handle {
     /// Dropping the future ends it.
     ///
     /// # Errors
-    /// The worker has ended. The inner one: [`Error::Memory`](crate::error::Error::Memory) if there is no room for the text's keys and values, and [`Error::Failed`](crate::error::Error::Failed) if
+    /// The worker has ended. The inner one: [`Error::Memory`] if there is no room for the text's keys and values, and [`Error::Failed`] if
     /// the engine failed.
+    ///
+    /// [`Error::Memory`]: crate::error::Error::Memory
+    /// [`Error::Failed`]: crate::error::Error::Failed
     pub async fn embed(&self, client: u64, tokens: Vec<u32>) -> Result<Result<Vec<f32>>, Refused> {
         let (out, receive) = oneshot::channel();
         self.commands.send(Command::Embed(Text { client, tokens, out })).map_err(|_| Refused::Gone)?;

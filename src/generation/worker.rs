@@ -53,7 +53,7 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
     let waiting = Arc::new(AtomicUsize::new(0));
     let (send, commands) = unbounded();
     let (submitted, jobs_in) = unbounded();
-    // One signal says that somebody has read; a second would say the same.
+    // One signal says that a client has read; a second would say the same.
     let (read_send, read) = bounded(1);
     let (jobs_send, jobs) = watch::channel(0);
     let failure = Arc::new(OnceLock::new());
@@ -115,8 +115,7 @@ struct Worker {
     tokenizer: Arc<Tokenizer>,
     slots: Slots,
     queue: Queue<Waiting>,
-    /// With the time at which each was asked.
-    questions: Queue<(Instant, Question)>,
+    questions: Queue<Question>,
     /// Texts that wait for their embedding.
     texts: Queue<Text>,
     /// The text that runs.
@@ -219,7 +218,7 @@ impl Worker {
 
     fn receive(&mut self, command: Command) {
         match command {
-            Command::Ask(client, asked_at, question) => self.questions.push(client, (asked_at, question)),
+            Command::Ask(question) => self.questions.push(question.client, question),
             Command::Embed(text) => self.texts.push(text.client, text),
             // The asker may have gone.
             Command::Beat(answer) => drop(answer.send(())),
@@ -244,11 +243,12 @@ impl Worker {
         self.queue.push(waiting.job.client, waiting);
     }
 
-    /// Drops jobs and answers whose client has gone, and notes whose clients read slowly.
+    /// Drops what clients that have gone wanted, and notes whose clients read slowly.
     fn let_go(&mut self) {
         let purged = self.queue.purge(|waiting| waiting.out.is_closed());
         self.waiting.fetch_sub(purged, Ordering::SeqCst);
         self.metrics.disconnects.add(purged as u64);
+        self.questions.purge(Question::is_gone);
         self.texts.purge(|text| text.out.is_closed());
         self.embedding.take_if(|embedding| embedding.text.out.is_closed());
         self.leaving.retain_mut(|out| !out.flush());
@@ -293,7 +293,7 @@ impl Worker {
         while most > 0
             && self.slots.busy() < self.limits.slots
             && let Some(waiting) = self.queue.pop_of(|client, waiting| {
-                self.questions.oldest(client).is_none_or(|(asked_at, _)| *asked_at > waiting.asked_at)
+                self.questions.oldest(client).is_none_or(|question| question.asked_at > waiting.asked_at)
             })
         {
             most -= 1;
@@ -438,9 +438,9 @@ impl Worker {
     }
 
     fn answer_question(&mut self) {
-        let Some((_, question)) = self.questions.pop() else { return };
+        let Some(question) = self.questions.pop().filter(|question| !question.is_gone()) else { return };
         self.held_up_by(Work::Question);
-        let answer = question(&mut self.engine);
+        let answer = (question.run)(&mut self.engine);
         self.metrics.questions.add(1);
         // Once the answer is there, what it did is in the metrics.
         self.publish();
