@@ -4,8 +4,8 @@ use super::values::{float, items, number, repr, text, type_name, wrong};
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
 
-/// Width and precision of a field, at most.
-const MAX_SIZE: usize = 1 << 20;
+/// Width and precision of a field, at most: Rust's own formatting panics beyond 65,535 digits.
+const MAX_SIZE: usize = 1 << 15;
 
 /// How a value is written.
 #[derive(Debug, Default)]
@@ -226,14 +226,17 @@ fn looked_up(
     };
     let mut value = found.ok_or_else(|| wrong(format!("there is no argument '{first}' to format")))?;
     while !path.is_empty() {
-        let (key, behind) = match path.strip_prefix('[') {
-            Some(inner) => inner.split_once(']').ok_or_else(|| wrong("Missing ']' in format string"))?,
-            None => path[1..].split_at(path[1..].find(['.', '[']).unwrap_or(path.len() - 1)),
+        path = if let Some(inner) = path.strip_prefix('[') {
+            let (key, behind) = inner.split_once(']').ok_or_else(|| wrong("Missing ']' in format string"))?;
+            value = value.get_item(&key.parse::<i64>().map_or_else(|_| Value::from(key), Value::from))?;
+            behind
+        } else if let Some(attribute) = path.strip_prefix('.') {
+            // An attribute of a dict is none of its keys.
+            value = Value::UNDEFINED;
+            &attribute[attribute.find(['.', '[']).unwrap_or(attribute.len())..]
+        } else {
+            return Err(wrong("Only '.' or '[' may follow ']' in format field specifier"));
         };
-        let key_value = key.parse::<i64>().map_or_else(|_| Value::from(key), Value::from);
-        // An attribute of a dict is none of its keys.
-        value = if path.starts_with('[') { value.get_item(&key_value)? } else { Value::UNDEFINED };
-        path = behind;
     }
     Ok(value)
 }

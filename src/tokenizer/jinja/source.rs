@@ -164,7 +164,7 @@ impl<'a> Raw<'a> {
         let mut from = 0;
         loop {
             let at = from + body[from..].find("{%")?;
-            let length = body[at..].find("%}")? + 2;
+            let length = body[at + 2..].find("%}")? + 4;
             let (open_end, inner, close) = parts(&body[at..at + length]);
             if inner.trim() != "endraw" {
                 from = at + 2;
@@ -230,6 +230,12 @@ mod tests {
     fn generation_tags_give_their_body() {
         let source = "a{%- generation %}b{% endgeneration -%}c{% if x %}d{% endif %}{% raw";
         assert_eq!(rewritten(source), "a{%- if true %}b{% endif -%}c{% if x %}d{% endif %}{% raw");
+    }
+
+    /// `{%}` is no tag, and the process that rendered it failed.
+    #[test]
+    fn a_raw_section_holds_what_is_no_whole_tag() {
+        assert_eq!(rewritten("{% raw %}{%}{% endraw %}"), "{{ '{%}' }}");
     }
 
     #[test]
