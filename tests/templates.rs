@@ -198,7 +198,7 @@ fn ends_with_error(template: &str) -> String {
     let start = Instant::now();
     let result = render_by(Path::new(PROGRAM), &input(template, &DIALOGUE), Path::new("m.gguf"));
     let took = start.elapsed();
-    assert!(took < Duration::from_secs(3), "{took:?}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
     match result {
         Err(error @ Error::BadFile(_)) => error.to_string(),
         other => panic!("{other:?}"),

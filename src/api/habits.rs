@@ -25,7 +25,7 @@ impl Habits {
     /// The habits of the template that `render` renders, given the messages.
     ///
     /// # Errors
-    /// [`Error::Memory`] if `render` has no memory for it; every other error of it says something of the template.
+    /// [`Error::Memory`] if `render` has no memory or time for it; every other error of it says something of the template.
     pub fn of(render: &dyn Fn(Vec<Value>) -> Result<String>) -> Result<Habits> {
         let rendered = |messages: Vec<Value>| match render(messages) {
             Err(Error::Memory(why)) => Err(Error::Memory(why)),

@@ -2,8 +2,8 @@
 //!
 //! A template is a program by a stranger. minijinja keeps it from files and the network, and its fuel ends loops. But measured (version
 //! 2.24): a string that is doubled again and again takes gigabytes within the fuel, and deep nesting overflows the stack, which ends the
-//! process. So a template is rendered in a child process that may use 512 MiB and 2 seconds, on a thread with a large stack; if the child
-//! is killed, that is an error here.
+//! process. So a template is rendered in a child process that may use 512 MiB and 2 seconds of processor time, on a thread with a large
+//! stack; if the child is killed, that is an error here.
 //!
 //! The dialect and the variables are those of transformers' `apply_chat_template` (`jinja`).
 
@@ -38,7 +38,7 @@ static RENDERING: Work = Work {
     // 64 KiB of source need 28 MiB at the measured 430 bytes of stack for every byte of `not not`.
     stack: 32 << 20,
     computed: Duration::from_secs(2),
-    wall: Duration::from_secs(2),
+    wall: Duration::from_secs(10),
 };
 /// Template instructions, at most: 10,000 messages of 500 instructions each, which take half a second.
 const FUEL: u64 = 5_000_000;
@@ -82,8 +82,8 @@ pub struct Input {
     pub other_tokens: BTreeMap<String, String>,
     /// Seconds since 1970, UTC: the time that `strftime_now` formats.
     pub now: i64,
-    /// Other variables (`enable_thinking`); they cannot replace those above. `tools` and `documents` are None where they are not given, as
-    /// transformers has them.
+    /// Other variables (`enable_thinking`); of those above they replace `other_tokens` only. `tools` and `documents` are None where they are
+    /// not given, as transformers has them.
     pub extras: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -129,9 +129,7 @@ impl Input {
         for absent in ["tools", "documents"] {
             all.insert(absent.into(), serde_json::Value::Null);
         }
-        for (name, text) in &self.other_tokens {
-            all.insert(name.clone(), text.as_str().into());
-        }
+        all.extend(self.other_tokens.iter().map(|(name, text)| (name.clone(), text.as_str().into())));
         all.extend(self.extras.clone());
         all.insert("messages".into(), self.messages.clone().into());
         all.insert("add_generation_prompt".into(), self.add_generation_prompt.into());
@@ -158,7 +156,7 @@ impl Input {
 ///
 /// # Errors
 /// [`Error::Usage`] if the template refuses the messages; [`Error::BadFile`] if it is broken or takes too much memory or time;
-/// [`Error::Memory`] or [`Error::Io`] if the child cannot be started, or something else killed it.
+/// [`Error::Memory`] or [`Error::Io`] if the child cannot be started, something else killed it, or other processes had the cores.
 pub fn render_by(program: &Path, input: &Input, path: &Path) -> Result<String> {
     let request = input.request(path)?;
     said(RENDERING.ask(program, &request)?, path)
@@ -202,7 +200,11 @@ fn said(end: End, path: &Path) -> Result<String> {
             Some(error) => Err(error),
             None => broken(RENDERING.cause_of_death(status)),
         },
-        End::Late | End::Unwanted => broken(format!("rendering takes more than {:?}", RENDERING.wall)),
+        // A template cannot wait for anything, and its own processor time ends sooner.
+        End::Late | End::Unwanted => Err(Error::Memory(format!(
+            "rendering got too little processor time in {:?}; ask again later",
+            RENDERING.wall
+        ))),
     }
 }
 
