@@ -171,8 +171,8 @@ pub fn find<H: Owned>(
     Ok(None)
 }
 
-/// As [`find`], of a file that this program made by itself and can make again. One that cannot be used is set aside under the name
-/// `FILE.damaged`, with a warning, and the model runs without it.
+/// As [`find`], of a file that this program made by itself and can make again. One that is damaged is set aside under the name
+/// `FILE.damaged`, with a warning, and the model runs without it; one that cannot be read now stays, with a warning.
 pub fn find_own<H: Owned>(
     model: &Model,
     kind: Kind,
@@ -185,16 +185,12 @@ pub fn find_own<H: Owned>(
             Ok(file) => return file,
             Err(error) => error,
         };
-        let path = match &error {
-            Error::BadFile(bad) => bad.path.clone(),
-            Error::Io { path, .. } => path.clone(),
-            _ => {
-                told.note(&format!("warning: {error}; going on without it"));
-                return None;
-            }
+        let Error::BadFile(bad) = &error else {
+            told.note(&format!("warning: {error}; going on without it"));
+            return None;
         };
-        let aside = damaged(&path);
-        match std::fs::rename(&path, &aside) {
+        let aside = damaged(&bad.path);
+        match std::fs::rename(&bad.path, &aside) {
             Ok(()) => {
                 told.note(&format!("warning: {error}; it was set aside as {}", printable(&aside.to_string_lossy())))
             }
