@@ -95,6 +95,9 @@ impl Cache {
 fn add_files(dir: &Path, before: &str, depth: usize, files: &mut Vec<String>) {
     let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten().take(MAX_FILES) {
+        if files.len() == MAX_FILES {
+            return;
+        }
         let name = format!("{before}{}", entry.file_name().to_string_lossy());
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             files.push(name);
