@@ -232,12 +232,9 @@ fn chat_tokens(configs: &Configs, id_of: &dyn Fn(&str) -> Option<u32>) -> ChatSp
 /// Every id that some file calls an end: chat models list the end of a turn in `generation_config.json` only.
 fn end_tokens(configs: &Configs, id_of: &dyn Fn(&str) -> Option<u32>) -> Vec<u32> {
     let mut ends: Vec<u32> = token_text(configs, "eos").and_then(id_of).into_iter().collect();
-    for config in [&configs.generation, &configs.model] {
-        match config.get("eos_token_id") {
-            Some(Value::Array(ids)) => ends.extend(ids.iter().filter_map(Value::as_u64).map(|id| id as u32)),
-            Some(id) => ends.extend(id.as_u64().map(|id| id as u32)),
-            None => {}
-        }
+    for ids in [&configs.generation, &configs.model].map(|config| config.get("eos_token_id")).into_iter().flatten() {
+        let ids = ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice);
+        ends.extend(ids.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()));
     }
     ends
 }
