@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::fields::TextOr;
 use super::model::ServedModel;
-use super::request::{Asker, Biases, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
+use super::request::{Biases, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use super::tools::{FunctionCall, Tools, check_name};
 use crate::engine::sampler::SamplingParams;
@@ -332,7 +332,7 @@ impl ChatRequest {
     pub fn prepare(
         mut self,
         model: &Arc<ServedModel>,
-        asker: &Asker,
+        client: u64,
         id: String,
         fresh_seed: u64,
     ) -> Result<Prepared, ApiError> {
@@ -365,7 +365,7 @@ impl ChatRequest {
         };
         let max_tokens = room(param, asked, prompt.len(), model.context)?;
         let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
-        let jobs = plan.jobs(asker, prompt, max_tokens, logprobs, whole);
+        let jobs = plan.jobs(client, prompt, max_tokens, logprobs, whole);
         plan.prepared(Wire::Chat, format!("chatcmpl-{id}"), model, jobs)
     }
 }

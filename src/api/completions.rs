@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::fields::{Item, TextOr};
 use super::model::ServedModel;
-use super::request::{Asker, Biases, MAX_CHOICES, ResponseFormat, StreamOptions, request, room};
+use super::request::{Biases, MAX_CHOICES, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl CompletionRequest {
     pub fn prepare(
         mut self,
         model: &Arc<ServedModel>,
-        asker: &Asker,
+        client: u64,
         id: String,
         fresh_seed: u64,
     ) -> Result<Prepared, ApiError> {
@@ -129,7 +129,7 @@ impl CompletionRequest {
         for prompt in prompts("prompt", prompt, MAX_CHOICES, model)? {
             let max_tokens =
                 room("max_tokens", Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)), prompt.len(), model.context)?;
-            jobs.extend(plan.jobs(asker, prompt, max_tokens, self.logprobs.map(|top| top as usize), false));
+            jobs.extend(plan.jobs(client, prompt, max_tokens, self.logprobs.map(|top| top as usize), false));
         }
         plan.prepared(Wire::Text, format!("cmpl-{id}"), model, jobs)
     }

@@ -6,7 +6,6 @@ use super::forms::{AnswerForms, Form, Forms};
 use super::model::ServedModel;
 use super::stream::{Answer, Prepared, Wire};
 use super::tools::Tools;
-use crate::child::Wanted;
 use crate::engine::sampler::SamplingParams;
 use crate::generation::Job;
 use crate::tokenizer::TextStream;
@@ -73,15 +72,6 @@ pub fn parse<T: DeserializeOwned>(body: &[u8], fields: &[&str]) -> Result<T, Api
     let request = serde_path_to_error::deserialize(&mut *json).map_err(|e| malformed(e, fields))?;
     json.end().map_err(|e| ApiError::new(400, format!("something follows the request's JSON: {e}")))?;
     Ok(request)
-}
-
-/// Who sent a request, and whether the answer is still wanted.
-#[derive(Clone, Debug)]
-pub struct Asker {
-    /// As in [`Job::client`].
-    pub client: u64,
-    /// Says when the client has gone; work on the request then ends.
-    pub wanted: Wanted,
 }
 
 /// Options of a streamed answer.
@@ -247,17 +237,17 @@ impl Plan {
     }
 
     /// One job for each answer to `prompt`, without the grammar of the answer's form; answer i draws with seed + i. `whole`: the answer is a
-    /// text of its own and does not continue the prompt ([`Job::whole`]).
+    /// text of its own and does not continue the prompt ([`Job::whole`]). `client` is as in [`Job::client`].
     pub fn jobs(
         &self,
-        asker: &Asker,
+        client: u64,
         prompt: Vec<u32>,
         max_tokens: usize,
         logprobs: Option<usize>,
         whole: bool,
     ) -> Vec<Job> {
         let job = |i: usize| Job {
-            client: asker.client,
+            client,
             prompt: prompt.clone(),
             params: SamplingParams { seed: self.params.seed.wrapping_add(i as u64), ..self.params.clone() },
             max_tokens,

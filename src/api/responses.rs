@@ -4,7 +4,7 @@ use super::chat::{ChatMessage, ContentPart, conversation, join_parts};
 use super::error::ApiError;
 use super::fields::{Counted, Item, TextOr};
 use super::model::ServedModel;
-use super::request::{Asker, Common, JsonSchema, ResponseFormat, room};
+use super::request::{Common, JsonSchema, ResponseFormat, room};
 use super::stream::{Prepared, Wire};
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
@@ -152,7 +152,7 @@ impl ResponsesRequest {
     pub fn prepare(
         mut self,
         model: &Arc<ServedModel>,
-        asker: &Asker,
+        client: u64,
         id: String,
         fresh_seed: u64,
     ) -> Result<Prepared, ApiError> {
@@ -186,7 +186,7 @@ impl ResponsesRequest {
         })?;
         let max_tokens = room("max_output_tokens", self.max_output_tokens, prompt.len(), model.context)?;
         let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
-        let jobs = plan.jobs(asker, prompt, max_tokens, None, whole);
+        let jobs = plan.jobs(client, prompt, max_tokens, None, whole);
         let mut prepared = plan.prepared(Wire::Responses, format!("resp_{id}"), model, jobs)?;
         prepared.answer.echo = json!({
             "instructions": self.instructions,

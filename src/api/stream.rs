@@ -39,7 +39,7 @@ pub struct Prepared {
 
 impl Prepared {
     /// Gives the jobs the grammar of their answers' form, once it was tried and compiled: that may take long, and another client's turn
-    /// before. `client` and `wanted` are as in [`super::Asker`].
+    /// before. `client` is as in [`Job::client`]; the work ends once the answer is not `wanted` any more.
     ///
     /// # Errors
     /// 400 for a form that cannot be enforced: it is never silently left out. 429 if too many wait for theirs.

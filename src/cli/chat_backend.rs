@@ -3,7 +3,7 @@
 use super::daemon_verbs::{Asked, budget_of};
 use super::serve::ModelLoader;
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
-use crate::api::{ApiError, Asker, ServedModel, TOO_LONG, parse};
+use crate::api::{ApiError, ServedModel, TOO_LONG, parse};
 use crate::child::Wanted;
 use crate::client::{Client, until_interrupted};
 use crate::clock::Duration;
@@ -178,9 +178,8 @@ impl Here {
         };
         let request: ChatRequest = parse(request.to_string().as_bytes(), CHAT_FIELDS).map_err(refused)?;
         self.seeds = self.seeds.wrapping_add(1);
-        let asker = Asker { client: 0, wanted: Wanted::always() };
-        let prepared = request.prepare(&self.model, &asker, String::new(), self.seeds).map_err(refused)?;
-        let prepared = self.runtime.block_on(prepared.formed(0, &asker.wanted)).map_err(refused)?;
+        let prepared = request.prepare(&self.model, 0, String::new(), self.seeds).map_err(refused)?;
+        let prepared = self.runtime.block_on(prepared.formed(0, &Wanted::always())).map_err(refused)?;
         let job = prepared.jobs.into_iter().next().expect("n is 1");
         let span = tracing::debug_span!("request", id = self.seeds, client = 0, model = self.model.name);
         let mut events = span.in_scope(|| self.handle.submit(job)).map_err(|e| refused(e.into()))?;

@@ -10,7 +10,7 @@ use crate::api::chat::{CHAT_FIELDS, ChatRequest};
 use crate::api::completions::{COMPLETION_FIELDS, CompletionRequest};
 use crate::api::embeddings::{EMBEDDING_FIELDS, EmbeddingRequest};
 use crate::api::responses::{RESPONSES_FIELDS, ResponsesRequest};
-use crate::api::{ApiError, Asker, Collector, Prepared, parse};
+use crate::api::{ApiError, Collector, Prepared, parse};
 use crate::child::Wanted;
 use crate::clock::Duration;
 use crate::generation::Event;
@@ -341,25 +341,25 @@ async fn model(State(daemon): Shared, name: Result<Path<String>, PathRejection>)
 
 /// Answers a conversation.
 async fn chat(State(daemon): Shared, request: Request) -> Response {
-    let prepare = |loaded: &Loaded, body: &[u8], asker: &Asker, fresh: u64| {
+    let prepare = |loaded: &Loaded, body: &[u8], client: u64, fresh: u64| {
         let request: ChatRequest = parse(body, CHAT_FIELDS)?;
-        request.prepare(&loaded.model, asker, format!("{fresh:016x}"), fresh >> 32)
+        request.prepare(&loaded.model, client, format!("{fresh:016x}"), fresh >> 32)
     };
     generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
 }
 
 async fn completions(State(daemon): Shared, request: Request) -> Response {
-    let prepare = |loaded: &Loaded, body: &[u8], asker: &Asker, fresh: u64| {
+    let prepare = |loaded: &Loaded, body: &[u8], client: u64, fresh: u64| {
         let request: CompletionRequest = parse(body, COMPLETION_FIELDS)?;
-        request.prepare(&loaded.model, asker, format!("{fresh:016x}"), fresh >> 32)
+        request.prepare(&loaded.model, client, format!("{fresh:016x}"), fresh >> 32)
     };
     generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
 }
 
 async fn responses(State(daemon): Shared, request: Request) -> Response {
-    let prepare = |loaded: &Loaded, body: &[u8], asker: &Asker, fresh: u64| {
+    let prepare = |loaded: &Loaded, body: &[u8], client: u64, fresh: u64| {
         let request: ResponsesRequest = parse(body, RESPONSES_FIELDS)?;
-        request.prepare(&loaded.model, asker, format!("{fresh:016x}"), fresh >> 32)
+        request.prepare(&loaded.model, client, format!("{fresh:016x}"), fresh >> 32)
     };
     generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
 }
@@ -402,7 +402,7 @@ fn noted(request: &Request) -> Noted {
 async fn generate(
     daemon: Arc<Daemon>,
     request: Request,
-    prepare: impl FnOnce(&Loaded, &[u8], &Asker, u64) -> Result<Prepared, ApiError> + Send + 'static,
+    prepare: impl FnOnce(&Loaded, &[u8], u64, u64) -> Result<Prepared, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
     let client = client(&request);
     let id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
@@ -410,10 +410,8 @@ async fn generate(
     let fresh = daemon.fresh();
     // This future, and `here` with it, is dropped when the client goes away; a child process that works for it is then ended.
     let here = Arc::new(());
-    let wanted = Wanted::by(&here);
-    let asker = Asker { client, wanted: wanted.clone() };
-    let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, &asker, fresh)).await?;
-    let prepared = prepared.formed(client, &wanted).await?;
+    let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, client, fresh)).await?;
+    let prepared = prepared.formed(client, &Wanted::by(&here)).await?;
     let Prepared { jobs, answer, stream, per_prompt, unenforced, .. } = prepared;
     drop(here);
     noted.model(&loaded.model.name);
