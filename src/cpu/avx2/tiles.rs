@@ -35,22 +35,21 @@ fn first(count: usize) -> __m256i {
     _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(LANES) as i32), lanes)
 }
 
-/// Turns columns, and rows where nothing takes them as they lie. Lines are copied one by one first: columns a power of two apart have their
-/// places in L1 in common, where no line would stay until all of it is turned.
+/// Turns columns; rows are taken as they lie. Lines are copied one by one first: columns a power of two apart have their places in L1 in common,
+/// where no line would stay until all of it is turned.
 #[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
 unsafe fn turn(form: Form, columns: &[*const u8], count: usize, to: *mut f32, stride: usize, lanes: usize) {
-    assert!(lanes == TURNED, "a strip's rows are turned together");
+    assert!(form == Form::F32 && lanes == TURNED, "rows are taken as they lie");
     let mut square = Square([[0.0; EACH]; TURNED]);
     for start in (0..count).step_by(EACH) {
         let left = EACH.min(count - start);
         // SAFETY: the caller promises these numbers; missing columns stay zero.
         unsafe {
             for (column, line) in columns.iter().zip(&mut square.0) {
-                let at = column.add(start * form.bytes());
-                match form {
-                    Form::F32 if left == EACH => *line = at.cast::<[f32; EACH]>().read_unaligned(),
-                    Form::F32 => at.cast::<f32>().copy_to_nonoverlapping(line.as_mut_ptr(), left),
-                    Form::F16 | Form::Bf16 => widen(form, at.cast(), left, line),
+                let at = column.cast::<f32>().add(start);
+                match left {
+                    EACH => *line = at.cast::<[f32; EACH]>().read_unaligned(),
+                    _ => at.copy_to_nonoverlapping(line.as_mut_ptr(), left),
                 }
             }
             for half in 0..TURNED / LANES {
@@ -61,25 +60,6 @@ unsafe fn turn(form: Form, columns: &[*const u8], count: usize, to: *mut f32, st
                     }
                 }
             }
-        }
-    }
-}
-
-/// The first `count` numbers of a line, of two bytes each.
-#[inline]
-#[cfg_attr(not(emulated), target_feature(enable = "avx2,fma,f16c"))]
-unsafe fn widen(form: Form, at: *const u16, count: usize, line: &mut [f32; EACH]) {
-    let mut bits = [0u16; EACH];
-    // SAFETY: the caller promises `count` numbers, and a line has no more; registers of eight of them each.
-    unsafe {
-        at.copy_to_nonoverlapping(bits.as_mut_ptr(), count);
-        for i in (0..EACH).step_by(LANES) {
-            let halves = _mm_loadu_si128(bits.as_ptr().add(i).cast());
-            let numbers = match form {
-                Form::F16 => _mm256_cvtph_ps(halves),
-                _ => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves))),
-            };
-            _mm256_storeu_ps(line.as_mut_ptr().add(i), numbers);
         }
     }
 }
