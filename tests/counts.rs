@@ -7,6 +7,8 @@
 
 #[path = "support/gguf.rs"]
 mod gguf_file;
+#[path = "support/limited.rs"]
+mod limited;
 
 use dynamicinfer::clock;
 use dynamicinfer::cpu::Kernels;
@@ -17,53 +19,11 @@ use dynamicinfer::model::in_place::not_in_place;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
 use gguf_file::{File, fixture, text};
+use limited::Limited;
 use serde_json::{Value as Json, json};
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// The system's allocator within a limit.
-struct Limited;
-
-#[global_allocator]
-static ALLOCATOR: Limited = Limited;
-
-/// Bytes that are allocated, and the most that may be.
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
-
-impl Limited {
-    fn add(bytes: usize) -> bool {
-        let live = LIVE.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-        live <= LIMIT.load(Ordering::Relaxed)
-    }
-
-    /// Limits what is allocated from now on.
-    fn from_here(bytes: usize) {
-        let live = LIVE.load(Ordering::Relaxed);
-        LIMIT.store(live.saturating_add(bytes), Ordering::Relaxed);
-    }
-}
-
-// SAFETY: every call is the system allocator's own, or answers that there is no memory.
-unsafe impl GlobalAlloc for Limited {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if Limited::add(layout.size()) {
-            // SAFETY: the caller's contract is passed on.
-            return unsafe { System.alloc(layout) };
-        }
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        std::ptr::null_mut()
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
 
 /// What a refusal may take, and how long.
 const MOST_BYTES: usize = 64 << 20;
