@@ -8,6 +8,7 @@ and how many prompt tokens a second were read meanwhile. Prompts are random ids,
 """
 
 import argparse
+import contextlib
 import csv
 import http.client
 import json
@@ -30,6 +31,27 @@ class Unix(http.client.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect(self.path)
+
+
+@contextlib.contextmanager
+def serving(program, model, options, settings=()):
+    """A daemon of its own that is ready, by its socket; what it says later goes to standard error."""
+    path = tempfile.mkdtemp() + "/d.sock"
+    environment = dict(os.environ)
+    for setting in settings:
+        name, value = setting.split("=", 1)
+        environment["DYNAMICINFER_" + name.upper().replace(".", "_")] = value
+    command = [os.path.abspath(program), "serve", model, "--socket", path, *options]
+    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    for line in daemon.stderr:
+        if "is ready" in line:
+            break
+    threading.Thread(target=lambda: [print(line, end="", file=sys.stderr) for line in daemon.stderr], daemon=True).start()
+    try:
+        yield path
+    finally:
+        daemon.terminate()
+        daemon.wait()
 
 
 def post(path, body):
@@ -83,23 +105,10 @@ def main():
     parser.add_argument("--settings", nargs="*", default=[], help="settings of the daemon, as serve.slowdown=3")
     parser.add_argument("-o", "--out")
     arguments = parser.parse_args()
-    folder = tempfile.mkdtemp()
-    path = folder + "/d.sock"
-    environment = dict(os.environ)
-    for setting in arguments.settings:
-        name, value = setting.split("=", 1)
-        environment["DYNAMICINFER_" + name.upper().replace(".", "_")] = value
-    command = [os.path.abspath(arguments.program), "serve", arguments.model, "--socket", path, "--predictor", "dense"]
-    if arguments.threads:
-        command += ["--threads", str(arguments.threads)]
-    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    for line in daemon.stderr:
-        if "is ready" in line:
-            break
-    threading.Thread(target=lambda: [print(line, end="", file=sys.stderr) for line in daemon.stderr], daemon=True).start()
+    options = ["--predictor", "dense", *(["--threads", str(arguments.threads)] if arguments.threads else [])]
     generator = random.Random(1)
     rows = []
-    try:
+    with serving(arguments.program, arguments.model, options, arguments.settings) as path:
         gaps(path, 20, ids(generator, 8, arguments.vocab))
         for number in range(arguments.rounds):
             alone = gaps(path, arguments.tokens, ids(generator, 8, arguments.vocab))
@@ -127,9 +136,6 @@ def main():
             rows.append([number, middle, percentile(alone, 0.99), statistics.median(company), percentile(company, 0.99), max(company), speed])
             print(f"round {number + 1}: alone {middle:.1f} ms (p99 {rows[-1][2]:.1f}); in company {rows[-1][3]:.1f} (p99 {rows[-1][4]:.1f}, most {rows[-1][5]:.1f}), "
                   f"p99 {rows[-1][4] / middle:.2f} times the time alone; prompts at {speed:.0f} tokens/s", flush=True)
-    finally:
-        daemon.terminate()
-        daemon.wait()
     if arguments.out:
         with open(arguments.out, "w", newline="") as out:
             writer = csv.writer(out)
@@ -137,4 +143,5 @@ def main():
             writer.writerows(rows)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -13,26 +13,14 @@ import argparse
 import csv
 import http.client
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 
+from company import Unix, serving
+
 WORDS = "the king of small houses went under a long river and said that nobody had seen her green boat since winter came to town".split()
-
-
-class Unix(http.client.HTTPConnection):
-    def __init__(self, path):
-        super().__init__("localhost")
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(self.path)
 
 
 def post(path, client, endpoint, body):
@@ -100,15 +88,9 @@ def main():
     parser.add_argument("--arguments", nargs="*", default=[], help="more arguments of serve, without their dashes: ctx-size=2048")
     parser.add_argument("-o", "--out")
     arguments = parser.parse_args()
-    path = tempfile.mkdtemp() + "/d.sock"
-    command = [os.path.abspath(arguments.program), "serve", arguments.model, "--socket", path, *[f"--{word}" for word in arguments.arguments]]
-    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    for line in daemon.stderr:
-        if "is ready" in line:
-            break
-    threading.Thread(target=daemon.stderr.read, daemon=True).start()
+    options = [f"--{word}" for word in arguments.arguments]
     rows, first = [], 0
-    try:
+    with serving(arguments.program, arguments.model, options) as path:
         for kind, ask, tokens, numbers in [("embeddings", embeddings, 120, (1, 8)), ("schemas", schemas, 2, (1, 2, 4, 8))]:
             timed(path, tokens, 0)
             for clients in numbers:
@@ -122,9 +104,6 @@ def main():
                 rows.append(row)
                 print(f"{tokens} tokens beside {clients} clients of {kind}: alone {row[3]:.1f} ms, in company {row[4]:.1f} (at most {row[5]:.1f}): "
                       f"{row[6]:.2f} times (at most {row[7]:.2f})", flush=True)
-    finally:
-        daemon.terminate()
-        daemon.wait()
     if arguments.out:
         with open(arguments.out, "w", newline="") as out:
             writer = csv.writer(out)
