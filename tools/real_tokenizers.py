@@ -17,7 +17,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -117,7 +116,7 @@ def is_control(token):
     return token["special"] or text.startswith("<|") and text.endswith("|>") or text.startswith("<｜") and text.endswith("｜>")
 
 
-def vocabulary(tokenizer, kind):
+def vocabulary(tokenizer):
     """Texts, kinds and scores by id, as llama.cpp's converter writes them."""
     vocab = tokenizer["model"]["vocab"]
     added = {token["id"]: token for token in tokenizer["added_tokens"]}
@@ -154,7 +153,7 @@ def write_gguf(path, tokenizer, kind, pre):
     import gguf
     import numpy as np
 
-    tokens, kinds, scores = vocabulary(tokenizer, kind)
+    tokens, kinds, scores = vocabulary(tokenizer)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("vocabulary")
     writer.add_context_length(8192)
