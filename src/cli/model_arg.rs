@@ -176,9 +176,7 @@ impl ModelArgs {
             None => self.open(check),
             Some(source) => {
                 let mut model = Model::in_place(source)?;
-                if let Some(cache) = crate::config::cache_dir() {
-                    model.keep_fingerprint(cache.join("fingerprints"));
-                }
+                open::model::keep_fingerprint(&mut model);
                 check(&model)?;
                 model.check_numbers(false)?;
                 Ok(model)

@@ -142,9 +142,7 @@ impl EngineOptions {
             );
             return ModelOptions { quant: Some(Types::Clusters), ..self.model.clone() }.open(told);
         }
-        if let Some(cache) = crate::config::cache_dir() {
-            model.keep_fingerprint(cache.join("fingerprints"));
-        }
+        model::keep_fingerprint(&mut model);
         Ok(model)
     }
 

@@ -94,6 +94,13 @@ pub fn real(path: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
+/// Keeps the fingerprint of a large model that is read in place in the user's cache directory.
+pub fn keep_fingerprint(model: &mut Model) {
+    if let Some(cache) = crate::config::cache_dir() {
+        model.keep_fingerprint(cache.join("fingerprints"));
+    }
+}
+
 impl ModelOptions {
     /// The model at `path`, packed as its files say.
     pub fn new(path: impl Into<PathBuf>) -> ModelOptions {
@@ -154,9 +161,7 @@ impl ModelOptions {
             return Model::in_place(source);
         }
         let mut outline = Model::outline(source)?;
-        if let Some(cache) = crate::config::cache_dir() {
-            outline.keep_fingerprint(cache.join("fingerprints"));
-        }
+        keep_fingerprint(&mut outline);
         check(&outline)?;
         let source = outline.into_source().expect("it is the outline of one");
         self.pack(&path, source, told)
