@@ -114,7 +114,7 @@ fn named<'a>(files: &[&'a String], part: &str) -> Vec<&'a String> {
 
 /// Whether a GGUF is no model but lies beside one: a projector of images or sound, or an importance matrix. A model whose name says that
 /// its types were chosen by such a matrix names a type, too.
-fn is_beside(file: &str) -> bool {
+pub fn is_beside(file: &str) -> bool {
     let name = file.rsplit('/').next().unwrap_or(file).to_lowercase();
     let words: Vec<&str> = name.split(['.', '-', '_']).collect();
     let typed = words.iter().any(|word| {

@@ -7,7 +7,7 @@ pub mod fetch;
 mod choice;
 mod name;
 
-pub use choice::{Choice, choose};
+pub use choice::{Choice, choose, is_beside};
 pub use name::Name;
 
 use crate::error::{Error, Result, printable};

@@ -439,10 +439,7 @@ pub fn entry(path: &Path) -> Result<PathBuf> {
     }
     let entries = std::fs::read_dir(path).map_err(Error::io("list", path))?.flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let is_model = |name: &String| {
-        // What accompanies a model is called so by those that publish it.
-        name.ends_with(".gguf") && !["mmproj", "imatrix"].iter().any(|other| name.to_lowercase().contains(other))
-    };
+    let is_model = |name: &String| name.ends_with(".gguf") && !hub::is_beside(name);
     let of_first = |name: &String| gguf::PartName::parse(name).map_or(name.clone(), |part| part.of(1));
     let mut files: Vec<String> = names.filter(is_model).collect();
     files.sort();
