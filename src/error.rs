@@ -164,6 +164,17 @@ pub fn excerpt(text: impl fmt::Display) -> String {
     printable_up_to(160, &text.to_string())
 }
 
+/// A path as part of an address: a name in it is no scheme, query or mark of a page.
+pub fn in_address(path: &str) -> String {
+    percent_encoded(path, |byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte))
+}
+
+/// A text whose bytes stand as `%2C` and the like where they are not `plain`.
+pub fn percent_encoded(text: &str, plain: impl Fn(u8) -> bool) -> String {
+    let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(encode).collect()
+}
+
 /// `1.20 GiB` and the like: two digits behind the point, by powers of 1024.
 pub fn human_bytes(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];

@@ -4,7 +4,7 @@
 
 use super::choice::belongs;
 use super::{Cache, Choice, Name, choose};
-use crate::error::{Error, Result, excerpt, human_bytes, printable};
+use crate::error::{Error, Result, excerpt, human_bytes, in_address, printable};
 use crate::formats::open_regular;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -218,7 +218,7 @@ impl Hub {
         if has == file.bytes {
             return Ok(());
         }
-        let url = format!("{}/resolve/{}/{}", name.repository, listing.commit, escaped(&file.name));
+        let url = format!("{}/resolve/{}/{}", name.repository, listing.commit, in_address(&file.name));
         let answer = match self.get(&url, has) {
             // It gives no parts, or has none behind this one: the whole may still be had.
             Err(ureq::Error::StatusCode(416)) if has > 0 => self.get(&url, 0)?,
@@ -412,13 +412,6 @@ impl From<Error> for Stop {
 fn goes_on(answer: &Response<Body>, start: u64) -> bool {
     let range = answer.headers().get("Content-Range").and_then(|range| range.to_str().ok());
     answer.status() == 206 && range.is_some_and(|range| range.starts_with(&format!("bytes {start}-")))
-}
-
-/// A file's name as it stands in an address.
-fn escaped(name: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-    let escape = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    name.bytes().map(escape).collect()
 }
 
 /// Whether an open file is the one that has this name now.

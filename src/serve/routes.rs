@@ -13,6 +13,7 @@ use crate::api::responses::{RESPONSES_FIELDS, ResponsesRequest};
 use crate::api::{ApiError, Collector, Prepared, parse};
 use crate::child::Wanted;
 use crate::clock::Duration;
+use crate::error::percent_encoded;
 use crate::generation::Event;
 use crate::tokenizer::Special;
 use axum::Router;
@@ -446,14 +447,8 @@ async fn generate(
 
 /// JSON pointers as the value of a header; `None` if there are none.
 fn listed(places: &[String]) -> Option<HeaderValue> {
-    let plain = |place: &String| -> String {
-        let byte = |&byte: &u8| match byte {
-            b'!'..=b'~' if !b",%".contains(&byte) => char::from(byte).to_string(),
-            _ => format!("%{byte:02X}"),
-        };
-        place.as_bytes().iter().map(byte).collect()
-    };
-    let mut list: Vec<String> = places.iter().take(MAX_LISTED).map(plain).collect();
+    let plain = |byte: u8| byte.is_ascii_graphic() && !b",%".contains(&byte);
+    let mut list: Vec<String> = places.iter().take(MAX_LISTED).map(|place| percent_encoded(place, plain)).collect();
     let more = places.len() - list.len();
     list.extend((more > 0).then(|| format!("and {more} more")));
     if list.is_empty() { None } else { HeaderValue::from_str(&list.join(", ")).ok() }

@@ -4,7 +4,7 @@ use super::page::{STYLE, page};
 use super::{Record, figures, page as report, read_rows};
 use crate::cli::chart::escaped;
 use crate::clock;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, in_address};
 use crate::lab::experiment::rows::Row;
 use crate::lab::experiment::{Spec, arm_name, summary};
 use std::path::{Path, PathBuf};
@@ -76,19 +76,12 @@ fn entry(root: &Path, dir: &Path) -> Result<String> {
     let shown = figures.first().map_or("", |figure| figure.sentence.as_str());
     Ok(format!(
         "<h2><a href=\"./{}/summary.html\">{}</a></h2>\n<p>{}</p>\n<p>{}</p>\n<p><small>{}{counts}</small></p>\n",
-        address(&below(root, dir)),
+        in_address(&below(root, dir)),
         escaped(&below(root, dir)),
         escaped(spec.question.trim()),
         escaped(shown),
         escaped(&when),
     ))
-}
-
-/// A path as it stands in a link: a folder's name is no scheme, query or mark of the page.
-fn address(path: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-    let escape = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    path.bytes().map(escape).collect()
 }
 
 fn failed(root: &Path, dir: &Path, why: &Error) -> String {

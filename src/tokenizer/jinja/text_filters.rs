@@ -3,6 +3,7 @@
 use super::args::{bind, flag, int, needed, optional_int, soft, split, string};
 use super::methods::{capitalized, centered, lines, replaced, width};
 use super::values::{dict, escaped, items, repr, text, wrong};
+use crate::error::{in_address, percent_encoded};
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
 
@@ -257,16 +258,10 @@ pub fn striptags(args: &[Value]) -> Result<Value, Error> {
 
 /// A text as part of a URL; a query's spaces are `+`, and its slashes are none.
 fn quoted(text: &str, query: bool) -> String {
-    let mut out = String::new();
-    for byte in text.bytes() {
-        match byte {
-            b if b.is_ascii_alphanumeric() || b"_.-~".contains(&b) => out.push(b.into()),
-            b'/' if !query => out.push('/'),
-            b' ' if query => out.push('+'),
-            b => out.push_str(&format!("%{b:02X}")),
-        }
+    match query {
+        true => percent_encoded(text, |b| b.is_ascii_alphanumeric() || b"_.-~ ".contains(&b)).replace(' ', "+"),
+        false => in_address(text),
     }
-    out
 }
 
 /// `urlencode`.
