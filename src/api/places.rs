@@ -1,5 +1,6 @@
 //! Places that clients take in turn: for work that takes a core, or memory, and of which only so much is done at once.
 
+use super::ApiError;
 use crate::generation::queue::Queue;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -94,6 +95,24 @@ impl Places {
             // What has given up its wait gives the place back, by dropping it here.
             drop(give.send(place));
         }
+    }
+}
+
+impl Place {
+    /// Runs `work` on a thread that may take long; it keeps the place, and so its memory, to its end, even if nothing waits for it any more.
+    ///
+    /// # Errors
+    /// Those of `work`; 500 if it panics.
+    pub async fn run<T: Send + 'static>(
+        self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let working = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(self);
+            done
+        });
+        working.await.map_err(|_| ApiError::new(500, "the request could not be worked on"))?
     }
 }
 

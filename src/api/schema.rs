@@ -191,7 +191,7 @@ impl Schemas {
         // One at a time: the limit on memory is for a single one.
         let place = turn(&self.compiling, client).await?;
         let schemas = self.clone();
-        let grammar = in_place(place, move || {
+        let grammar = place.run(move || {
             let grammars = schemas.grammars().map_err(|why| ApiError::field(field, why))?;
             match any {
                 true => grammars.json_object().map_err(unsupported),
@@ -233,7 +233,7 @@ impl Schemas {
             return Ok(verdict);
         }
         let (schemas, wanted, schema) = (self.clone(), wanted.clone(), schema.clone());
-        in_place(place, move || schemas.run_trial(text, &schema, &wanted)).await
+        place.run(move || schemas.run_trial(text, &schema, &wanted)).await
     }
 
     fn run_trial(&self, text: String, schema: &Value, wanted: &Wanted) -> Result<Verdict, ApiError> {
@@ -281,19 +281,6 @@ async fn turn(places: &Places, client: u64) -> Result<Place, ApiError> {
         let message = format!("{waiting} requests wait already for their schemas to be tried; ask again later");
         ApiError::new(429, message).code("queue_full").retry_after(1)
     })
-}
-
-/// Runs `work` on a thread that may take long; it keeps the place to its end, even if nothing waits for it any more.
-async fn in_place<T: Send + 'static>(
-    place: Place,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let working = tokio::task::spawn_blocking(move || {
-        let done = work();
-        drop(place);
-        done
-    });
-    working.await.map_err(|_| ApiError::new(500, "the schema could not be looked at"))?
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

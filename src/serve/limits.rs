@@ -3,7 +3,6 @@
 use crate::api::ApiError;
 use crate::api::places::Places;
 use crate::generation::Refused;
-
 use crate::settings::Settings;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -109,7 +108,7 @@ impl Limits {
     }
 
     /// Runs `work` on a thread that may take long, once there is a place; clients take turns. A client that goes away while it waits leaves
-    /// the queue; work that has begun keeps its place, and so its memory, to the end.
+    /// the queue; work that has begun keeps its place ([`Place::run`](crate::api::places::Place::run)).
     ///
     /// # Errors
     /// 429 if `serve.queue` requests wait for a place already; those of `work`.
@@ -118,13 +117,7 @@ impl Limits {
         client: u64,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let place = self.places.take(client).await.map_err(Refused::QueueFull)?;
-        let working = tokio::task::spawn_blocking(move || {
-            let done = work();
-            drop(place);
-            done
-        });
-        working.await.map_err(|_| ApiError::new(500, "the request could not be read"))?
+        self.places.take(client).await.map_err(Refused::QueueFull)?.run(work).await
     }
 }
 
