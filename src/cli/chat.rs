@@ -250,7 +250,8 @@ fn is_no_text(error: &ReadlineError) -> bool {
     matches!(error, ReadlineError::Io(error) if error.kind() == std::io::ErrorKind::InvalidData)
 }
 
-/// A line, of which `half` has been typed already; SIGTERM and SIGHUP end the program meanwhile, with the terminal as it was found and no longer told to mark what is pasted.
+/// A line, of which `half` has been typed already; SIGTERM and SIGHUP end the program meanwhile, with the terminal as it was found and no
+/// longer told to mark what is pasted.
 fn type_in(editor: &mut LineEditor, prompt: &str, half: &str) -> Result<rustyline::Result<String>> {
     if let Some(typed) = editor.helper() {
         half.clone_into(&mut typed.0.borrow_mut());

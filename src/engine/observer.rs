@@ -86,7 +86,8 @@ pub struct SeenAttention<'a> {
 }
 
 /// One layer of a pass, for n tokens. In a mixture of experts, the experts stand in the place of neurons: gates are then the router's
-/// products, activations the weights of the chosen experts, `[n, experts]` each. Neurons are in the store's order (`Layer::order` gives their published numbers).
+/// products, activations the weights of the chosen experts, `[n, experts]` each. Neurons are in the store's order (`Layer::order` gives
+/// their published numbers).
 pub struct Seen<'a> {
     /// The layer's number, from 0.
     pub layer: usize,

@@ -30,9 +30,9 @@ pub struct SparsityOptions {
     pub calibrate: Vec<PathBuf>,
 }
 
-/// Kinds of predictors and the layers they are for (all that no other entry names, if none are named); a later entry overrides an earlier one. Without a kind it is a
-/// trained one where the model has it, else the signs where they are calibrated for it, else dense; that is the default. As text: `auto`,
-/// `mlp,dense@0,exact@3-5`.
+/// Kinds of predictors and the layers they are for (all that no other entry names, if none are named); a later entry overrides an earlier
+/// one. Without a kind it is a trained one where the model has it, else the signs where they are calibrated for it, else dense; that is the
+/// default. As text: `auto`, `mlp,dense@0,exact@3-5`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictorChoice(Vec<(Option<Kind>, Option<RangeInclusive<usize>>)>);
 

@@ -51,8 +51,8 @@ pub struct Request {
     pub computed_share: f64,
     /// Also solve the placement as an integer linear programme, in at most this many seconds; `None` does not.
     pub ilp_seconds: Option<f64>,
-    /// Tokens of a prompt's chunk, one of [`session::CHUNKS`](crate::engine::session::CHUNKS), whose working memory comes before everything else; `None` takes what
-    /// [`prompt_chunk::longest`] chooses.
+    /// Tokens of a prompt's chunk, one of [`session::CHUNKS`](crate::engine::session::CHUNKS), whose working memory comes before everything
+    /// else; `None` takes what [`prompt_chunk::longest`] chooses.
     pub chunk: Option<usize>,
     /// Bytes of host memory for [`Footprint::on_host`]: chunks are no longer than fits, and keys and values stay on the host where what comes of
     /// them on the device does not; `None` is no limit.

@@ -12,7 +12,8 @@ use serde_json::Value;
 /// The answer to a request for embeddings. Requests of one client take turns with each of their texts, and so do clients.
 ///
 /// # Errors
-/// 400 for another number of dimensions than the model has; 429 if `serve.queue` requests wait already; 503 without memory or model; 500 if the engine failed.
+/// 400 for another number of dimensions than the model has; 429 if `serve.queue` requests wait already; 503 without memory or model; 500 if
+/// the engine failed.
 pub async fn answer(daemon: &Daemon, loaded: &Loaded, client: u64, texts: Texts) -> Result<Value, ApiError> {
     let _one = daemon.limits.embedding()?;
     texts.check_dimensions(loaded.handle.dimensions)?;

@@ -223,8 +223,8 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     if steers { may_steer(daemon, peer) } else { Ok(()) }
 }
 
-/// Checks that headers that decide on access are sent once, and that an address that names a host names that of the Host header: a proxy in front may
-/// have looked at the other one.
+/// Checks that headers that decide on access are sent once, and that an address that names a host names that of the Host header: a proxy in
+/// front may have looked at the other one.
 fn says_once(request: &Request) -> Result<(), ApiError> {
     for name in [header::HOST, header::ORIGIN, header::AUTHORIZATION] {
         let times = request.headers().get_all(&name).iter().count();

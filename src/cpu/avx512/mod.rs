@@ -88,9 +88,9 @@ const FEW: usize = 4;
 /// at 27 to 29 GB/s with and without, rows of 14336 at 24 to 28 instead of 16.
 const HALVES_AHEAD: usize = 8192;
 
-/// So many rows of f32, and of [`LONG`] columns that have no f16, are multiplied together, while the next are prefetched into L2 in the order of memory. In f16 one thread
-/// of a Zen 4 read rows of 5632 numbers at 15 GB/s one by one and at 21 so, rows of 14336 at 11.5 and 20.5; rows of 2048, one by one, at 22
-/// (runs/2026-11-25-zen4-floats).
+/// So many rows of f32, and of [`LONG`] columns that have no f16, are multiplied together, while the next are prefetched into L2 in the
+/// order of memory. In f16 one thread of a Zen 4 read rows of 5632 numbers at 15 GB/s one by one and at 21 so, rows of 14336 at 11.5 and
+/// 20.5; rows of 2048, one by one, at 22 (runs/2026-11-25-zen4-floats).
 const TOGETHER: usize = 8;
 
 /// The dot kernel for rows of floats.

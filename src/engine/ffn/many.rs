@@ -117,8 +117,8 @@ unsafe fn rows_by_columns(
     });
 }
 
-/// hidden += what the active neurons add, for more than [`MAX_COLUMNS`](crate::cpu::MAX_COLUMNS) columns: those whose |act(gate)| is above `least`. `activations` of all
-/// neurons, `[n, ffn]`, become zero where they are not.
+/// hidden += what the active neurons add, for more than [`MAX_COLUMNS`](crate::cpu::MAX_COLUMNS) columns: those whose |act(gate)| is above
+/// `least`. `activations` of all neurons, `[n, ffn]`, become zero where they are not.
 #[allow(clippy::too_many_arguments)]
 pub fn active(
     pool: &mut ThreadPool,

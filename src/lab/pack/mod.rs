@@ -1,9 +1,9 @@
 //! Packs a published model into a neuron store.
 //!
 //! Norms and biases become f32. Attention and FFN rows get the store's type, embeddings and head at least q8_0; or types differ by tensor,
-//! as in the source or as a mix says ([`Types`]). The experts of a mixture are packed by neuron, too. Rows whose type and groups stay the same are copied bit for bit; everything else goes
-//! through f32. `down` is stored by output in both file formats and needed by neuron: its columns are gathered and, for quantised types,
-//! coded along the hidden dimension.
+//! as in the source or as a mix says ([`Types`]). The experts of a mixture are packed by neuron, too. Rows whose type and groups stay the
+//! same are copied bit for bit; everything else goes through f32. `down` is stored by output in both file formats and needed by neuron: its
+//! columns are gathered and, for quantised types, coded along the hidden dimension.
 
 use crate::error::{Error, Result, printable};
 use crate::formats::neuron_store::{Header, Writer};

@@ -1,7 +1,8 @@
 //! Products with many columns, as those of `avx512/gemm` with registers of half the size.
 //!
-//! Weights are signed, inputs unsigned and 128 too large, those of seven bits 64. With AVX-VNNI four products are added at once. Without it two are, in 16 bits, where
-//! sums of codes up to 32 fit; codes of eight bits become numbers of 16 bits, whose products are added in 32, or meet inputs of seven bits.
+//! Weights are signed, inputs unsigned and 128 too large, those of seven bits 64. With AVX-VNNI four products are added at once. Without it
+//! two are, in 16 bits, where sums of codes up to 32 fit; codes of eight bits become numbers of 16 bits, whose products are added in 32, or
+//! meet inputs of seven bits.
 
 mod across;
 mod scaled;
