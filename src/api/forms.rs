@@ -95,14 +95,15 @@ impl Forms {
 
     fn placed(&self, message: &str) -> String {
         let several = self.0.len() > 1;
-        // From the back: /anyOf/1 begins /anyOf/10, too.
-        self.0.iter().enumerate().rev().fold(message.to_owned(), |message, (i, form)| {
-            let root = if several { format!("/anyOf/{i}") } else { String::new() };
-            match format!("{root}{}", form.given) {
-                there if there.is_empty() => message,
-                there => message.replace(&there, &form.place),
-            }
-        })
+        let root = |i: usize| if several { format!("/anyOf/{i}") } else { String::new() };
+        let there: Vec<String> = self.0.iter().enumerate().map(|(i, form)| root(i) + form.given).collect();
+        // A place is a word. From the back: /anyOf/1 begins /anyOf/10, too.
+        let placed = |word: &str| {
+            let mut forms = there.iter().zip(&self.0).rev().filter(|(there, _)| !there.is_empty());
+            let found = forms.find_map(|(there, form)| Some(form.place.clone() + word.strip_prefix(&**there)?));
+            found.unwrap_or_else(|| word.to_owned())
+        };
+        message.split(' ').map(placed).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -120,5 +121,19 @@ pub fn reroot(schema: &mut Value, root: &str) {
             }
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_places_in_the_request() {
+        let form = |i: usize| Form { schema: json!({}), strict: None, given: "/a", place: format!("/tools/{i}/b") };
+        let placed = |n: usize, message: &str| Forms((0..n).map(form).collect()).placed(message);
+        assert_eq!(placed(11, "see /anyOf/1/a/x, /anyOf/10/a"), "see /tools/1/b/x, /tools/10/b");
+        assert_eq!(placed(2, "/anyOf/0/a/anyOf/1/a: no"), "/tools/0/b/anyOf/1/a: no");
+        assert_eq!(placed(1, "/a/a: no"), "/tools/0/b/a: no");
     }
 }
