@@ -8,7 +8,7 @@ use dynamicinfer::clock::computed;
 use dynamicinfer::formats::gguf;
 use dynamicinfer::prng::Prng;
 use dynamicinfer::tokenizer::spec::{BpeSpec, ModelSpec, SpmSpec, TokenKind};
-use dynamicinfer::tokenizer::{self, ChatSpec, Special, TextStream, Tokenizer, TokenizerSpec};
+use dynamicinfer::tokenizer::{self, Special, TextStream, Tokenizer, TokenizerSpec};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde::Deserialize;
@@ -288,16 +288,7 @@ fn plain_spm(tokens: &[(&str, f32)]) -> SpmSpec {
 }
 
 fn spec_of(model: ModelSpec) -> TokenizerSpec {
-    TokenizerSpec {
-        model,
-        bos: None,
-        eos: vec![],
-        unk: Some(0),
-        add_bos: false,
-        add_eos: false,
-        chat_template: None,
-        chat: ChatSpec::default(),
-    }
+    TokenizerSpec { unk: Some(0), ..model.into() }
 }
 
 fn build(model: ModelSpec) -> Tokenizer {

@@ -15,16 +15,7 @@ fn read(bytes: &[u8], path: &Path) -> Option<Result<TokenizerSpec, Error>> {
     match kind {
         b'j' => {
             let json = std::str::from_utf8(bytes).ok()?.to_owned();
-            let model = ModelSpec::HfJson { json };
-            Some(Ok(TokenizerSpec {
-                model,
-                bos: None,
-                eos: vec![],
-                unk: None,
-                add_bos: false,
-                add_eos: false,
-                chat_template: None,
-            }))
+            Some(Ok(ModelSpec::HfJson { json }.into()))
         }
         b'g' => Some(gguf::parse(bytes, path).and_then(|read| from_gguf(&read.metadata, path))),
         b's' => serde_json::from_slice(bytes).ok().map(Ok),

@@ -27,6 +27,22 @@ pub struct TokenizerSpec {
     pub chat: ChatSpec,
 }
 
+/// A tokenizer without special tokens but those that the model itself names.
+impl From<ModelSpec> for TokenizerSpec {
+    fn from(model: ModelSpec) -> TokenizerSpec {
+        TokenizerSpec {
+            model,
+            bos: None,
+            eos: Vec::new(),
+            unk: None,
+            add_bos: false,
+            add_eos: false,
+            chat_template: None,
+            chat: ChatSpec::default(),
+        }
+    }
+}
+
 /// Special tokens that only chats need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatSpec {

@@ -3,7 +3,7 @@
 use crate::{HELD, measured, message};
 use dynamicinfer::formats::gguf;
 use dynamicinfer::prng::Prng;
-use dynamicinfer::tokenizer::{ChatSpec, ModelSpec, Special, Tokenizer, TokenizerSpec, from_gguf};
+use dynamicinfer::tokenizer::{ModelSpec, Special, Tokenizer, from_gguf};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -113,18 +113,7 @@ fn tokenizer_files_without_measure_are_5_and_name_their_part() {
 }
 
 fn tokenizer(json: &Json) -> Result<Tokenizer, dynamicinfer::Error> {
-    let model = ModelSpec::HfJson { json: json.to_string() };
-    let spec = TokenizerSpec {
-        model,
-        bos: None,
-        eos: vec![],
-        unk: None,
-        add_bos: false,
-        add_eos: false,
-        chat_template: None,
-        chat: ChatSpec::default(),
-    };
-    Tokenizer::new(spec, Path::new("model"))
+    Tokenizer::new(ModelSpec::HfJson { json: json.to_string() }.into(), Path::new("model"))
 }
 
 /// Reading a refused file takes no more than some times its bytes, and what the fixture's own file takes.
