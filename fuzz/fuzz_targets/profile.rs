@@ -26,7 +26,8 @@ fn check(path: &Path) {
         assert_eq!(importance.is_some(), profile.texts.iter().any(|text| text.inputs.is_some()));
         for layer in 0..h.layers {
             if let Some(importance) = &importance {
-                let lengths = [importance.qkv(layer), importance.output(layer), importance.ffn(layer)].map(<[f32]>::len);
+                let lengths =
+                    [importance.qkv(layer), importance.output(layer), importance.ffn(layer)].map(<[f32]>::len);
                 assert_eq!(lengths, [h.hidden, importance.shape[2], h.hidden]);
             }
             assert!(profile.counts(layer).iter().all(|&n| n <= profile.tokens()));

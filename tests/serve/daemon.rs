@@ -68,6 +68,21 @@ pub fn command(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
+/// A copy of the demo model with one of its files changed.
+pub fn changed_demo(dir: &Path, file: &str, change: impl FnOnce(&mut Json)) -> PathBuf {
+    let (demo, copy) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo"), dir.join("model"));
+    std::fs::create_dir(&copy).unwrap();
+    for file in
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    {
+        std::fs::copy(demo.join(file), copy.join(file)).unwrap();
+    }
+    let mut json = serde_json::from_slice(&std::fs::read(demo.join(file)).unwrap()).unwrap();
+    change(&mut json);
+    std::fs::write(copy.join(file), json.to_string()).unwrap();
+    copy
+}
+
 impl Daemon {
     /// The demo model, with these arguments beside.
     pub fn start(args: &[&str]) -> Daemon {

@@ -1,9 +1,8 @@
 //! Messages that clients send back as they got them, and what they tell the model's chat template.
 
-use crate::daemon::{Daemon, command};
+use crate::daemon::{Daemon, changed_demo};
 use serde_json::{Value as Json, json};
 use std::path::Path;
-use std::process::Stdio;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -14,18 +13,8 @@ const TEMPLATE: &str = "{% if enable_thinking is defined and not enable_thinking
 
 /// The demo model with a chat template, which it has not.
 fn daemon(dir: &Path) -> Daemon {
-    let (demo, copy) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo"), dir.join("model"));
-    std::fs::create_dir(&copy).unwrap();
-    for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
-        std::fs::copy(demo.join(file), copy.join(file)).unwrap();
-    }
-    let config = std::fs::read_to_string(demo.join("tokenizer_config.json")).unwrap();
-    let mut config: Json = serde_json::from_str(&config).unwrap();
-    config["chat_template"] = TEMPLATE.into();
-    std::fs::write(copy.join("tokenizer_config.json"), config.to_string()).unwrap();
-    let mut command = command(dir, &["serve", copy.to_str().unwrap()]);
-    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut daemon = Daemon::listening_to(child, dir);
+    let model = changed_demo(dir, "tokenizer_config.json", |config| config["chat_template"] = TEMPLATE.into());
+    let mut daemon = Daemon::spawn(dir, &["serve", model.to_str().unwrap()], &[]);
     daemon.wait_for("is ready");
     daemon
 }

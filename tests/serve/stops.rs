@@ -1,6 +1,6 @@
 //! Stop strings against what a model produces: also control tokens, and channels that no reader sees.
 
-use crate::daemon::{Answer, Daemon, command};
+use crate::daemon::{Answer, Daemon, changed_demo, command};
 use serde_json::{Value as Json, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,7 @@ use std::process::Stdio;
 
 /// The demo model with other names for some of its tokens, which are control tokens from then on.
 fn renamed(dir: &Path, tokens: &[(&str, &str)]) -> PathBuf {
-    let (demo, copy) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo"), dir.join("model"));
-    std::fs::create_dir(&copy).unwrap();
-    for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"] {
-        std::fs::copy(demo.join(file), copy.join(file)).unwrap();
-    }
-    let text = std::fs::read_to_string(demo.join("tokenizer.json")).unwrap();
-    let mut tokenizer: Json = serde_json::from_str(&text).unwrap();
-    for (token, name) in tokens {
+    let rename = |tokenizer: &mut Json, (token, name): &(&str, &str)| {
         let model = tokenizer["model"].as_object_mut().unwrap();
         let id = model["vocab"].as_object_mut().unwrap().remove(*token).expect("a token of the demo model");
         model["vocab"][*name] = id.clone();
@@ -29,9 +22,8 @@ fn renamed(dir: &Path, tokens: &[(&str, &str)]) -> PathBuf {
             "normalized": false,
         });
         tokenizer["added_tokens"].as_array_mut().unwrap().push(added);
-    }
-    std::fs::write(copy.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    copy
+    };
+    changed_demo(dir, "tokenizer.json", |tokenizer| tokens.iter().for_each(|token| rename(tokenizer, token)))
 }
 
 fn serve(dir: &Path, model: &Path) -> Daemon {
