@@ -1,5 +1,5 @@
 //! Work on foreign input in a process of its own: this program, started again, with limits on memory, processor time and stack. What
-//! would kill this process there ends the child only, and the caller gets an error. A child whose answer nobody waits for any more is
+//! would kill this process there ends the child only, and the caller gets an error. A child whose answer is not waited for any more is
 //! ended.
 
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// Time between two looks at whether anybody still waits for the answer.
+/// Time between two checks of whether the answer is still wanted.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The child's exit status where the system gives it no thread: EX_TEMPFAIL of sysexits.h.
@@ -44,7 +44,7 @@ pub fn this_program() -> PathBuf {
     PathBuf::from("/proc/self/exe")
 }
 
-/// Tells whether somebody still waits for an answer.
+/// Tells whether an answer is still wanted.
 #[derive(Clone, Debug)]
 pub struct Wanted(Option<Weak<()>>);
 
@@ -74,7 +74,7 @@ pub enum End {
     Died(ExitStatus),
     /// It took longer than [`Work::wall`].
     Late,
-    /// Nobody waited for it any more.
+    /// Its answer was not wanted any more.
     Unwanted,
 }
 

@@ -262,7 +262,7 @@ pub fn runtime_dir() -> Result<PathBuf, &'static str> {
 
 /// What systemd tells this process through the environment.
 pub struct Systemd {
-    /// Address of the socket that takes messages about this service's state (`NOTIFY_SOCKET`); `None` where nobody listens.
+    /// Address of the socket that takes messages about this service's state (`NOTIFY_SOCKET`); `None` where there is none.
     pub notify: Option<std::ffi::OsString>,
     /// Time without a sign of life after which systemd takes this process for hung (`WATCHDOG_USEC`); `None` where it does not watch it.
     pub watchdog: Option<std::time::Duration>,

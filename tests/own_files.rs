@@ -1,5 +1,5 @@
 //! Files that this program keeps for itself and can make again: one that is damaged costs a warning, not the run. A damaged
-//! `activation.history` ended `run` and `serve`, and whoever met that had to find and delete it.
+//! `activation.history` ended `run` and `serve`, and had to be found and deleted.
 
 mod support;
 

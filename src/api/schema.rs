@@ -252,7 +252,7 @@ impl Schemas {
                 None => TRIAL.cause_of_death(status),
             },
             End::Late => format!("compiling takes more than {:?}", TRIAL.wall),
-            End::Unwanted => "nobody waits for it any more".into(),
+            End::Unwanted => "its client has gone".into(),
         };
         Ok(Err(weighed(schema, &why)))
     }
@@ -333,7 +333,7 @@ fn watched(schema: &Value, strict: bool) -> Verdict {
                 if clock::process_computed() > MAX_TRIAL {
                     let late: Verdict = Err(weighed(schema, &late(lock(at).as_deref())));
                     serde_json::to_vec(&late).ok().and_then(say);
-                    // A computation cannot be stopped from outside; the process is a child that nobody needs any more.
+                    // A computation cannot be stopped from outside; the process is a child that is not needed any more.
                     std::process::exit(0);
                 }
             }

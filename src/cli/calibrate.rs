@@ -12,7 +12,7 @@ use crate::predictor;
 use crate::tokenizer::{Special, Tokenizer};
 use comfy_table::Table;
 
-/// Tokens to look at when nobody says: a layer's table has some fifty numbers, and each token a thousand neurons or more.
+/// Default number of tokens to look at: a layer's table has some fifty numbers, and each token a thousand neurons or more.
 const TOKENS: usize = 32_768;
 
 /// Calibrate the sign predictor on texts

@@ -176,7 +176,7 @@ pub fn stop(args: StopArgs) -> Result<()> {
     Ok(())
 }
 
-/// Asks the daemon at `path` to end: whoever listens there, as the kernel says. A file could name any process.
+/// Asks the daemon at `path` to end: the process that listens there, as the kernel says. A file could name any process.
 fn end(path: &Path) -> Result<Pid> {
     let Some(peer) = socket::listener(path) else {
         return Err(Error::NoDaemon(format!("no daemon runs at {}", path.display())));

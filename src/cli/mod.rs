@@ -274,7 +274,7 @@ fn log(daemon: bool) {
     let filter = given.unwrap_or_else(|| EnvFilter::new(filter));
     // Set once, here; a second subscriber cannot be there yet.
     // A log that cannot be written is not complained of where it cannot be written either: that would panic.
-    // Without a thread more it is written by whoever logs.
+    // Without a thread more it is written by the thread that logs.
     let writer = match daemon.then(log_writer::LogWriter::start) {
         Some(Ok(writer)) => BoxMakeWriter::new(move || writer.clone()),
         None | Some(Err(_)) => BoxMakeWriter::new(std::io::stderr),
@@ -292,13 +292,13 @@ fn print(text: &str) -> Result<()> {
     print_as_it_is(&safe_text(text))
 }
 
-/// Prints bytes that somebody wants as they are: the text of a model that goes into a file or another program.
+/// Prints bytes as they are: the text of a model that goes into a file or another program.
 fn print_as_it_is(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("write to", "stdout".as_ref()))
 }
 
-/// A line of talk on stderr, as safe as [`print`]. Where nobody can read it that is no failure.
+/// A line of talk on stderr, as safe as [`print`]. Where it cannot be written that is no failure.
 fn say(text: std::fmt::Arguments) {
     let mut line = safe_text(&text.to_string()).into_owned();
     line.push('\n');

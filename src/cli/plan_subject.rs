@@ -70,7 +70,7 @@ pub(super) struct Subject {
     pub model: Option<Model>,
     /// `[layers][ffn]`
     pub counts: Vec<Vec<u64>>,
-    /// In how many tokens; 0 where nobody has counted.
+    /// In how many tokens; 0 where they were not counted.
     pub tokens: u64,
     /// Where they are from.
     pub counted: String,
@@ -78,7 +78,7 @@ pub(super) struct Subject {
     pub active_share: f64,
 }
 
-/// Share of the neurons of a ReLU model that a token has active, where nobody has counted them: what the demo model has, and about what is
+/// Share of the neurons of a ReLU model that a token has active, where they were not counted: what the demo model has, and about what is
 /// published of the large ones.
 const ACTIVE_SHARE: f64 = 0.1;
 
@@ -150,7 +150,7 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
     Ok(Subject { config, quant, model: Some(model), counts, tokens, counted, active_share })
 }
 
-/// The predictors that run when nobody says otherwise.
+/// The default predictors.
 pub(super) struct Prediction {
     /// Bytes that a token reads of them.
     pub bytes: u64,
@@ -159,7 +159,7 @@ pub(super) struct Prediction {
     pub name: &'static str,
     /// Share of the neurons that they have computed for a token.
     pub computed_share: f64,
-    /// Share of those that are active; 1 where nobody has measured it: as many as are active then.
+    /// Share of those that are active; 1 where it was not measured: as many as are active then.
     pub precision: f64,
     /// Whether they were made to look one layer ahead, too.
     pub ahead: bool,
@@ -167,7 +167,7 @@ pub(super) struct Prediction {
     pub counted: &'static str,
 }
 
-/// Share of the neurons that sign bits have computed where nobody has calibrated them: what they took of the demo model.
+/// Share of the neurons that sign bits have computed where they were not calibrated: what they took of the demo model.
 const SIGNS_COMPUTE: f64 = 0.6;
 
 const NO_NETWORK: &str =
@@ -205,7 +205,7 @@ fn inside(trained: Option<PredictorFile>, wanted: PredictorArg, routed: f64) -> 
     }
 }
 
-/// Without a device signs that nobody has calibrated are not asked.
+/// Without a device signs that were not calibrated are not used.
 pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: bool) -> Result<Prediction> {
     let c = &subject.config;
     let find = |kind| match &subject.model {

@@ -68,7 +68,7 @@ const MAPPED_BYTES: i32 = 128 << 10;
 
 /// Has the C library serve all threads' allocations from two arenas. By default each thread gets an arena of its own, up to eight per
 /// core, and keeps what its largest request took: the daemon's memory grows with every thread that a burst of requests reaches. A
-/// token allocates nothing, so nobody waits for the arenas' locks. Large buffers stay out of them: by default the size from which
+/// token allocates nothing, so no thread waits for the arenas' locks. Large buffers stay out of them: by default the size from which
 /// on they do grows with the largest that was freed, up to 32 MiB, and what lies above a freed one keeps its pages.
 fn bound_arenas() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

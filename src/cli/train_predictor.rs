@@ -15,17 +15,17 @@ use comfy_table::Table;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// Tokens to look at when nobody says: minutes for a small model, and about a megabyte of text.
+/// Default number of tokens to look at: minutes for a small model, and about a megabyte of text.
 const TOKENS: usize = 262_144;
 /// As the default of --ahead.
 const AHEAD: [usize; 3] = [1, 2, 4];
-/// Samples on disk when nobody says: a 7B model's 60 000 tokens.
+/// Default number of samples on disk: a 7B model's 60 000 tokens.
 const SAMPLE_BYTES: u64 = 16 << 30;
 /// Share of the active neurons to find. Signs say less, so the last ones cost more: on the demo 90 % already take half of the
 /// neurons (docs/predictors.md).
 const RECALL: f64 = 0.95;
 const RECALL_OF_SIGNS: f64 = 0.9;
-/// Share of the neurons of a silu or gelu model that counts as inactive when nobody says (CATS, Lee et al. 2024).
+/// Default share of the neurons of a silu or gelu model that counts as inactive (CATS, Lee et al. 2024).
 const SPARSITY: f64 = 0.5;
 /// Share of the model's bytes that all networks together may have, in percent.
 const BUDGET_PERCENT: u64 = 10;
@@ -181,7 +181,7 @@ fn work_dir(key: u64) -> Result<(PathBuf, File)> {
     std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
     let lock = dir.with_extension("lock");
     let file = File::create(&lock).map_err(Error::io("create", &lock))?;
-    // A system of files without locks keeps nobody out.
+    // A file system without locks keeps no other process out.
     if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
         let why = "the same is being made by another command now; wait for it, or change something (--seed, --tokens)";
         return Err(Error::Failed(why.into()));

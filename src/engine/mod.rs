@@ -163,7 +163,7 @@ impl Engine {
         self.buffers.ffn.inputs.seen = (0..layers).map(|_| OfLayer::default()).collect();
     }
 
-    /// What was seen of each layer's inputs; nobody looks any longer.
+    /// What was seen of each layer's inputs, which are not looked at from now on.
     pub fn inputs_seen(&mut self) -> Vec<OfLayer<Magnitudes>> {
         std::mem::take(&mut self.buffers.ffn.inputs.seen)
     }
@@ -376,7 +376,7 @@ impl Engine {
             idle => (None, idle.as_mut()),
         };
         let mut host = Host { split: from_host, timeline: timeline.as_deref_mut(), embeds: !divided };
-        // A timeline is about speed, and an observer has the CPU compute what nobody waits for.
+        // A timeline is about speed, and an observer has the CPU compute what the pass does not need.
         let begins = observer.is_none().then_some(Note::Pass { tokens: n, first });
         let probe = Probe { lap: clock::now(), report, observer };
         let mut pass = Pass {

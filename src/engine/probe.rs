@@ -17,7 +17,7 @@ pub(super) struct Probe<'a, 'o> {
     pub lap: clock::Instant,
     /// Sums of times and of what was computed.
     pub report: &'a mut Report,
-    /// Sees each layer's true activations; `None`: nobody does.
+    /// Sees each layer's true activations; `None` if nothing does.
     pub observer: Option<&'a mut (dyn Observer + 'o)>,
 }
 

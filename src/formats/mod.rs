@@ -122,7 +122,7 @@ struct Stamp {
     file: (u64, u64),
     bytes: u64,
     modified: (i64, i64),
-    /// Time of the last change that the kernel notes (ctime): nobody can set it back, but a new name or other rights set it, too.
+    /// Time of the last change that the kernel notes (ctime): no program can set it back, but a new name or other rights set it, too.
     changed: (i64, i64),
     /// Number of names (hard links), mode, owner and group.
     standing: (u64, u32, u32, u32),

@@ -95,7 +95,7 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
         metrics,
     };
     let run = move || {
-        // Held until the failure is noted, so that whoever sees the worker end can read why.
+        // Held until the failure is noted, so that what sees the worker end can read why.
         let _jobs = worker.jobs.clone();
         // Clients see their channel close without a last event, and report that.
         if catch_unwind(AssertUnwindSafe(|| worker.run())).is_err() {
@@ -173,7 +173,7 @@ impl Worker {
     }
 
     /// If no answer can go on, waits until one may: for a command, a job, a client that reads or goes away, or the end of the time for
-    /// which an answer that nobody reads may keep its slot.
+    /// which an answer that is not read may keep its slot.
     fn wait(&mut self) {
         let goes_on = self.running.iter().any(|s| s.resting.is_none());
         let begins = !self.queue.is_empty() && self.slots.busy() < self.limits.slots;
@@ -197,7 +197,7 @@ impl Worker {
         }
     }
 
-    /// When the first answer that nobody reads has to give way to a job that waits; `None` if none has to.
+    /// When the first answer that is not read has to give way to a job that waits; `None` if none has to.
     fn end_of_rest(&self) -> Option<Instant> {
         let rests = self.running.iter().filter_map(|s| s.resting?.checked_add(self.limits.rest));
         rests.min().filter(|_| !self.queue.is_empty())
@@ -560,7 +560,7 @@ impl Worker {
             self.slots.give_back(sequence.slot);
             leave(sequence, ended, &mut self.leaving, &self.metrics);
         }
-        // The next token will keep every core busy: whoever sends this one on should run first.
+        // The next token will keep every core busy: the thread that sends this one on should run first.
         std::thread::yield_now();
     }
 

@@ -280,7 +280,7 @@ impl Hub {
     }
 
     /// Checks a fetched file against the hub's length and checksum, and then gives it its name in the cache. What does not agree is
-    /// removed. `_held` is what [`Hub::fetch`] gave: nobody else names or removes it meanwhile.
+    /// removed. `_held` is what [`Hub::fetch`] gave: no other process names or removes it meanwhile.
     ///
     /// # Errors
     /// [`Error::BadFile`] where it does not agree, [`Error::Io`] where it cannot be read or named, and what `step` returns.

@@ -82,7 +82,7 @@ fn median(values: &[f64]) -> f64 {
 fn taken(rates: &[Vec<f64>]) -> usize {
     let clearly = |&other: &usize| {
         let gains: Vec<f64> = rates[other].iter().zip(&rates[0]).map(|(rate, first)| rate / first).collect();
-        // Faster in the median, and slower in no turn but one, in which somebody else may have had the processor.
+        // Faster in the median, and slower in no turn but one, in which another process may have had the processor.
         median(&gains) > 1.0 + CLOSE && gains.iter().filter(|&&gain| gain <= 1.0).count() <= 1
     };
     let faster = (1..rates.len()).filter(clearly);

@@ -367,7 +367,7 @@ impl Source {
 
     /// Hash of the model's shape and of every byte of every tensor, as 32 hex digits.
     pub fn fingerprint(&self) -> String {
-        self.fingerprint_by(&|_| Ok(())).expect("nobody ends it")
+        self.fingerprint_by(&|_| Ok(())).expect("it is not ended")
     }
 
     /// As [`Source::fingerprint`]. `step(bytes)` is called with the length of each piece that was read, from several threads.

@@ -110,7 +110,7 @@ pub struct Model {
 pub(super) enum Files {
     /// In a packed store.
     Store(NeuronStore),
-    /// In published files; with the hash of their content once somebody has asked for it.
+    /// In published files; with the hash of their content once it was asked for.
     Source(Box<Source>, Fingerprint),
 }
 

@@ -175,7 +175,7 @@ pub trait Listener {
     /// Whether a model may be packed now; asked before the first byte is written.
     ///
     /// # Errors
-    /// [`Error::Usage`] where whoever is asked says no.
+    /// [`Error::Usage`] where the answer is no.
     fn may_pack(&self, _packing: &Packing<'_>) -> Result<()> {
         Ok(())
     }

@@ -32,7 +32,7 @@ pub fn error(why: Unusable) -> Error {
     Error::Usage(why.to_string())
 }
 
-/// Never called: nobody has a card.
+/// Never called: there is no card.
 pub fn most(card: &Card, _layers: usize) -> u64 {
     match *card {}
 }
@@ -58,7 +58,7 @@ pub fn rates() -> Result<CardRates, String> {
     Err(Unusable.to_string())
 }
 
-/// Never called: nobody has a card. Any type of device will do as the result.
+/// Never called: there is no card. Any type of device will do as the result.
 pub fn device(
     card: Card,
     _budget: u64,

@@ -17,7 +17,7 @@ use crate::scheduler::Policy;
 use std::fs::File;
 use std::sync::Arc;
 
-/// Of the memory that is free, one part in so many is left to others where nobody has said how much to take.
+/// One part in so many of the free memory is left to others by default.
 const LEFT_TO_OTHERS: u64 = 20;
 
 /// How neurons are kept in memory that do not all fit: values of one way of working, for comparisons.
@@ -178,7 +178,7 @@ pub(super) fn all_bytes(model: &Model, need: Need) -> u64 {
     model.file_bytes().saturating_add(keys(model, need))
 }
 
-/// Who stays in memory where nobody has chosen.
+/// The default policy of what stays in memory.
 pub(super) fn usual_policy(model: &Model) -> Policy {
     match model.config.form.experts {
         // Each of them is needed for every token: whatever came in would be gone again before its next use.
@@ -332,8 +332,8 @@ fn place(cache: &mut HostCache, engine: &Engine, told: &dyn Listener) -> Result<
     Ok(true)
 }
 
-/// Who says what later layers will need; `None` if nobody does. A look-ahead of one gives reads the time of a layer, and is as good as the
-/// choice of the layer itself nearly always. Where a device predicts neurons, the host would have to do it once more.
+/// What says which neurons later layers will need; `None` for nothing. A look-ahead of one gives reads the time of a layer, and is as good
+/// as the choice of the layer itself nearly always. Where a device predicts neurons, the host would have to do it once more.
 ///
 /// # Errors
 /// [`Error::Usage`] for a look-ahead that the predictor was not made for.

@@ -323,7 +323,7 @@ impl<'a> Found<'a> {
         })
     }
 
-    /// The kind that `auto` means for this model: nothing is left out by guesses that nobody has compared with it.
+    /// The kind that `auto` means for this model: nothing is left out by guesses that were not compared with it.
     fn unsaid(&mut self) -> Result<Kind> {
         Ok(match self.best()? {
             Kind::Sign if !self.is_calibrated()? => Kind::Dense,
@@ -385,7 +385,7 @@ impl<'a> Found<'a> {
         file.header.kind.parse().map(Some).map_err(|why| Error::bad(path, "kind", why))
     }
 
-    /// Refuses options that would change nothing: whoever gives one expects that it does.
+    /// Refuses options that would change nothing: a user who gives one expects that it does.
     fn check_use(&mut self, kinds: &[Option<Kind>], with_device: bool) -> Result<()> {
         let options = self.options;
         let kinds = kinds.iter().map(|kind| kind.map_or_else(|| self.unsaid(), Ok)).collect::<Result<Vec<Kind>>>()?;

@@ -463,7 +463,7 @@ fn divide_room(
         return (Some(sequences), within(room - f.kv_bytes * sequences as u64));
     }
     let neurons = within(room);
-    // Without a budget there is as much as the neurons take, and a share is a number of neurons that somebody wants.
+    // Without a budget there is as much as the neurons take, and a share is a number of neurons that was asked for.
     if request.kv != KvPlace::Auto || request.vram.is_none() || request.ffn_share.is_some() {
         return (None, neurons);
     }

@@ -1,4 +1,4 @@
-//! Limits on what requests take together, whoever sends them: bytes of bodies in memory, and bodies being processed.
+//! Limits on what requests take together, of whichever client: bytes of bodies in memory, and bodies being processed.
 
 use crate::api::ApiError;
 use crate::api::places::Places;

@@ -9,7 +9,7 @@ use crate::lab::experiment::rows::Row;
 use crate::lab::experiment::{Spec, arm_name, summary};
 use std::path::{Path, PathBuf};
 
-/// Folders below which nobody keeps experiments: a wrong DIR must not become a walk over the whole disk.
+/// Folders below each other that are searched for experiments: a wrong DIR must not become a walk over the whole disk.
 const DEPTH: usize = 3;
 
 /// Makes the page of every experiment below `root` anew from its rows, and `root/index.html`, which shows what each found. Folders that

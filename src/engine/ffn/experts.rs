@@ -239,7 +239,7 @@ impl ExpertBuffers {
     }
 }
 
-/// Computes what all neurons of the chosen experts do, for somebody to look at; all of them count as computed.
+/// Computes what all neurons of the chosen experts do, for an observer; all of them count as computed.
 fn show(
     pool: &mut ThreadPool,
     kernels: &Kernels,

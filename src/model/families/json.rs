@@ -243,7 +243,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The activation by the file. The files of Bamboo and TurboSparse call their function relu; that it is dReLU is known by the model
-    /// class that they name, which is still there where somebody has changed `model_type`.
+    /// class that they name, which is still there where `model_type` was changed.
     fn said_activation(&self, activated: Activated) -> Result<NamedActivation> {
         let key = "hidden_act";
         let mut said = self

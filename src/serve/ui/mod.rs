@@ -17,7 +17,7 @@ const PAGE: &str = include_str!("page.html");
 const SCRIPT: &str = include_str!("script.js");
 const STYLE: &str = include_str!("style.css");
 
-/// Only this daemon's own files, and no page of anybody else's around this one.
+/// Only this daemon's own files, and no other page around this one.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";
 /// What a request that changes something carries. A page of another origin cannot send it without asking first, and is refused then.
