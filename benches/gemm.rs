@@ -10,7 +10,6 @@ use dynamicinfer::cpu::gemm::Gemm;
 use dynamicinfer::cpu::peak::{self, Unit};
 use dynamicinfer::cpu::sixteen::Sixteen;
 use dynamicinfer::cpu::{Bits, Columns, FloatPanels, Isa, Kernels, ManyForm, Panels, Rows, SixteenPanels, ThreadPool};
-use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::prng::Prng;
 use std::hint::black_box;
@@ -73,11 +72,7 @@ impl Way {
     /// That of a prompt, and that which it is compared with.
     fn both(kernels: &Kernels, quant: Quant, n: usize) -> [Way; 2] {
         let bits = kernels.bits(quant, n);
-        let form = match quant {
-            Quant::F16 => Some(Form::F16),
-            Quant::Block(BlockType::BF16) => Some(Form::Bf16),
-            _ => None,
-        };
+        let form = Form::of(quant).filter(|form| *form != Form::F32);
         match (kernels.gemm(quant, bits), kernels.sixteen.zip(form)) {
             (Some(gemm), _) => [Way::Codes(gemm, bits), Way::Rows],
             (None, Some((sixteen, form))) => [Way::Sixteen(sixteen, form), Way::Floats],

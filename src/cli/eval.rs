@@ -67,7 +67,7 @@ pub fn run(args: Args) -> Result<()> {
         ..args.engine.options(&args.model)
     };
     let named = [&args.choices, &args.text, &args.token_ids];
-    named.into_iter().flatten().try_for_each(|path| read_text(path).map(|_| ()))?;
+    read_texts(named.into_iter().flatten())?;
     let Opened { mut engine, context, .. } = open(&options, &Terminal)?;
     let (spec, store) = (engine.model.tokenizer(), engine.model.path().to_owned());
     if let Some(file) = &args.choices {
@@ -199,8 +199,8 @@ pub fn tokens_of(model: &Model, file: &Path) -> Result<Vec<u32>> {
 }
 
 /// Reads texts that the user named, before a model is packed for them.
-pub fn read_texts(paths: &[PathBuf]) -> Result<()> {
-    paths.iter().try_for_each(|path| read_text(path).map(|_| ()))
+pub fn read_texts<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<()> {
+    paths.into_iter().try_for_each(|path| read_text(path).map(|_| ()))
 }
 
 /// A text that the user named.

@@ -52,7 +52,7 @@ impl Form {
     }
 
     /// The form of a type whose rows are floats.
-    pub(super) const fn of(quant: Quant) -> Option<Form> {
+    pub const fn of(quant: Quant) -> Option<Form> {
         match quant {
             Quant::F32 => Some(Form::F32),
             Quant::F16 => Some(Form::F16),
