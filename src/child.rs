@@ -70,7 +70,7 @@ impl Wanted {
 pub enum End {
     /// It answered: one line, with its newline.
     Said(Vec<u8>),
-    /// It ended without a whole answer; [`Work::cause_of_death`] says what the status means.
+    /// It ended without a whole answer.
     Died(ExitStatus),
     /// It took longer than [`Work::wall`].
     Late,
@@ -79,8 +79,24 @@ pub enum End {
 }
 
 impl Work {
+    /// The child's answer, or why its own work gave none.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if others are to blame: the system ended it where memory ran out, or other processes had the cores.
+    pub fn answer(&self, end: End) -> Result<std::result::Result<Vec<u8>, String>> {
+        match end {
+            End::Said(line) => Ok(Ok(line)),
+            End::Died(status) => self.ended_by_others(status).map_or_else(|| Ok(Err(self.cause_of_death(status))), Err),
+            // It cannot wait for anything, and its own processor time ends sooner.
+            End::Late | End::Unwanted => {
+                let (doing, wall) = (self.doing, self.wall);
+                Err(Error::Memory(format!("{doing} got too little processor time in {wall:?}; ask again later")))
+            }
+        }
+    }
+
     /// What a child's end without an answer means.
-    pub fn cause_of_death(&self, status: ExitStatus) -> String {
+    fn cause_of_death(&self, status: ExitStatus) -> String {
         let doing = self.doing;
         match status.signal() {
             // A failed allocation and an overflowed stack both abort.
@@ -93,7 +109,7 @@ impl Work {
 
     /// The error for a child that something else ended: the system where memory ran out, or a `kill`. `None` where its own work
     /// ended it.
-    pub fn ended_by_others(&self, status: ExitStatus) -> Option<Error> {
+    fn ended_by_others(&self, status: ExitStatus) -> Option<Error> {
         // SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGXCPU, SIGXFSZ, SIGSYS.
         let own = |signal: i32| matches!(signal, 4 | 6 | 7 | 8 | 11 | 24 | 25 | 31);
         let signal = status.signal().filter(|&signal| !own(signal))?;

@@ -19,7 +19,7 @@ use super::forms::AnswerForms;
 use super::places::{Place, Places};
 use super::schema_bounds::{check, heavy_places, place_of};
 use super::schema_parts::{Way, culprits, ignored, remove};
-use crate::child::{Children, End, Wanted, Work, say, status_bytes};
+use crate::child::{Children, Wanted, Work, say, status_bytes};
 use crate::clock::{self, Duration};
 use crate::error::excerpt;
 use crate::generation::metrics::Number;
@@ -238,21 +238,16 @@ impl Schemas {
 
     fn run_trial(&self, text: String, schema: &Value, wanted: &Wanted) -> Result<Verdict, ApiError> {
         self.tried.add(1);
-        let why = match self.children.ask(text.as_bytes(), wanted)? {
-            End::Said(line) => match serde_json::from_slice::<Verdict>(&line) {
-                Ok(verdict) => {
-                    self.keep(text, verdict.clone());
-                    return Ok(verdict);
-                }
-                Err(_) => "its trial said nothing that can be read".into(),
-            },
-            // The outcomes below may be the fault of the machine or the client, and are not remembered.
-            End::Died(status) => match TRIAL.ended_by_others(status) {
-                Some(error) => return Err(ApiError::from(error).retry_after(1)),
-                None => TRIAL.cause_of_death(status),
-            },
-            End::Late => format!("compiling takes more than {:?}", TRIAL.wall),
-            End::Unwanted => "its client has gone".into(),
+        let end = self.children.ask(text.as_bytes(), wanted)?;
+        // What is the fault of the machine or the client is not remembered.
+        let answer = TRIAL.answer(end).map_err(|error| ApiError::from(error).retry_after(1))?;
+        let why = match answer.map(|line| serde_json::from_slice::<Verdict>(&line)) {
+            Ok(Ok(verdict)) => {
+                self.keep(text, verdict.clone());
+                return Ok(verdict);
+            }
+            Ok(Err(_)) => "its trial said nothing that can be read".into(),
+            Err(why) => why,
         };
         Ok(Err(weighed(schema, &why)))
     }

@@ -189,22 +189,11 @@ impl Renderer {
 /// The text in the child's answer, or the error that its answer or end means.
 fn said(end: End, path: &Path) -> Result<String> {
     let broken = |reason: String| Err(Error::bad(path, "chat template", reason));
-    match end {
-        End::Said(line) => match serde_json::from_slice(&line) {
-            Ok(Outcome::Text(text)) => Ok(text),
-            Ok(Outcome::Refused(reason)) => Err(refused(&reason)),
-            Ok(Outcome::Broken(reason)) => broken(reason),
-            Err(_) => broken("the rendering process said nothing that can be read".into()),
-        },
-        End::Died(status) => match RENDERING.ended_by_others(status) {
-            Some(error) => Err(error),
-            None => broken(RENDERING.cause_of_death(status)),
-        },
-        // A template cannot wait for anything, and its own processor time ends sooner.
-        End::Late | End::Unwanted => Err(Error::Memory(format!(
-            "rendering got too little processor time in {:?}; ask again later",
-            RENDERING.wall
-        ))),
+    match RENDERING.answer(end)?.map(|line| serde_json::from_slice(&line)) {
+        Ok(Ok(Outcome::Text(text))) => Ok(text),
+        Ok(Ok(Outcome::Refused(reason))) => Err(refused(&reason)),
+        Ok(Ok(Outcome::Broken(reason))) | Err(reason) => broken(reason),
+        Ok(Err(_)) => broken("the rendering process said nothing that can be read".into()),
     }
 }
 
