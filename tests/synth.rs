@@ -7,7 +7,9 @@ use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::audit::{Audit, Shares};
 use dynamicinfer::lab::pack::{PackOptions, pack};
-use dynamicinfer::lab::synth::{Shape, Statistics, pack_draft, write_gguf, write_predictor, write_store};
+use dynamicinfer::lab::synth::{
+    Shape, Statistics, pack_draft, write_gguf, write_predictor, write_predictor_of_rank, write_store,
+};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{Activation, KvCache, KvType, Model};
 use dynamicinfer::predictor;
@@ -177,6 +179,27 @@ fn activity_is_as_asked_for_and_as_in_the_paper_and_the_predictor_finds_it() {
 }
 
 /// Of a few tokens, `[n, vocab]`.
+/// A predictor of a larger rank stands in for a trained one's bytes: the same neurons, at the same scores, for more reading.
+#[test]
+fn a_predictor_of_a_larger_rank_reads_more_and_predicts_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let (shape, wide) = (shape(3), dir.path().join("wide.predictor"));
+    let store = store(dir.path(), &shape, Quant::F16);
+    let (_, small) = with_predictor(&shape, &store);
+    let widened = write_predictor_of_rank(&shape, &store, &wide, (2, 128), &|_, _| Ok(())).unwrap();
+    assert!(widened.predictor_bytes_per_token > 3 * small.predictor_bytes_per_token);
+    let all_else = |s: &Statistics| {
+        let mut s = serde_json::to_value(s).unwrap();
+        s["predictor_bytes_per_token"] = 0.into();
+        s
+    };
+    assert_eq!(all_else(&widened), all_else(&small));
+    for rank in [0, 31, 33] {
+        let refused = write_predictor_of_rank(&shape, &store, &wide, (2, rank), &|_, _| Ok(())).unwrap_err();
+        assert!(refused.to_string().contains("take a multiple of 32"), "{refused}");
+    }
+}
+
 fn logits(store: &Path) -> Vec<f32> {
     let mut engine = engine(store);
     let mut kv = KvCache::new(&engine.model.config, 16, KvType::F32).unwrap();

@@ -5,7 +5,8 @@ use crate::formats::gguf_writer;
 use crate::formats::neuron_store;
 use crate::formats::rows::Quant;
 use crate::lab::synth::{
-    Draft, Law, Mixture, Routing, Shape, Statistics, pack_draft, write_gguf, write_predictor, write_store,
+    Draft, Law, Mixture, Routing, SMALLEST_RANK, Shape, Statistics, pack_draft, write_gguf, write_predictor_of_rank,
+    write_store,
 };
 use crate::model::{Activation, NamedActivation};
 use crate::open::artifacts::Kind;
@@ -68,6 +69,10 @@ pub struct Args {
     /// Mean share of neurons that are active for a token, 0.01 to 0.5; 0.10 is usual for ReLU models. Needs relu or relu2
     #[arg(long, value_name = "SHARE")]
     active: Option<f64>,
+    /// Rank of the predictor's networks, a multiple of 32: as large as a trained one's, they cost as much and predict the same [default: 32, the
+    /// smallest]
+    #[arg(long, value_name = "RANK", requires = "active", hide_short_help = true)]
+    predictor_rank: Option<usize>,
     /// Channels that are 20 to 100 times as large as the others where matrices read them, in a model that computes the same
     #[arg(long, value_name = "N", default_value_t = 0)]
     outliers: usize,
@@ -95,7 +100,7 @@ fn parse_function(text: &str) -> Result<Activation, String> {
 pub fn run(args: Args) -> Result<()> {
     let (output, quant) = (&args.output, args.quant);
     let predictor = output.with_extension(Kind::MlpPredictor.file_name());
-    let predicts = args.active.is_some();
+    let (predicts, rank) = (args.active.is_some(), args.predictor_rank.unwrap_or(SMALLEST_RANK));
     for path in [Some(output), predicts.then_some(&predictor)].into_iter().flatten() {
         if path.exists() && !args.force {
             return Err(Error::Usage(format!("{} is there already; add --force to replace it", path.display())));
@@ -151,7 +156,7 @@ pub fn run(args: Args) -> Result<()> {
         report["routing"] = json!(law);
     }
     if predicts {
-        let statistics = calibrate(&shape, output, packs, &predictor, threads)?;
+        let statistics = calibrate(&shape, output, packs, &predictor, (threads, rank))?;
         tell(&statistics, &predictor)?;
         report["predictor"] = json!(predictor);
         report["statistics"] = json!(statistics);
@@ -176,7 +181,7 @@ fn planted(law: &Law) -> String {
 }
 
 /// Makes the predictor of the model that was written.
-fn calibrate(shape: &Shape, output: &Path, packs: bool, predictor: &Path, threads: usize) -> Result<Statistics> {
+fn calibrate(shape: &Shape, output: &Path, packs: bool, predictor: &Path, how: (usize, usize)) -> Result<Statistics> {
     let draft: Option<Draft> = if packs {
         let progress = Progress::new("packing it to calibrate its predictor", Unit::Bytes);
         let draft = pack_draft(output, &|done, total| progress.step(done, total))?;
@@ -187,7 +192,7 @@ fn calibrate(shape: &Shape, output: &Path, packs: bool, predictor: &Path, thread
     };
     let store = draft.as_ref().map_or(output, |draft| draft.path());
     let progress = Progress::new("calibrating its predictor", Unit::Tokens);
-    let statistics = write_predictor(shape, store, predictor, threads, &|done, total| progress.step(done, total))?;
+    let statistics = write_predictor_of_rank(shape, store, predictor, how, &|done, total| progress.step(done, total))?;
     progress.finish();
     Ok(statistics)
 }

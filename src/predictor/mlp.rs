@@ -71,6 +71,22 @@ impl Network {
     pub fn rank(&self) -> usize {
         self.inner_bias.len()
     }
+
+    /// The network with a larger rank and the same scores: further inner rows repeat the first ones, and nothing reads them.
+    pub fn widened(self, rank: usize) -> Network {
+        let had = self.rank();
+        if had == 0 || rank <= had {
+            return self;
+        }
+        let hidden = self.inner.len() / had;
+        let row = |row: &[f32]| row.iter().copied().chain(std::iter::repeat_n(0.0, rank - had)).collect::<Vec<f32>>();
+        Network {
+            inner: self.inner.iter().copied().cycle().take(rank * hidden).collect(),
+            inner_bias: self.inner_bias.iter().copied().cycle().take(rank).collect(),
+            outer: self.outer.chunks_exact(had).flat_map(row).collect(),
+            ..self
+        }
+    }
 }
 
 /// out = x / rms(x).

@@ -10,7 +10,9 @@ mod sparse;
 pub mod trace;
 mod weights;
 
-pub use self::predict::{Distance, Draft, Statistics, pack_draft, write_predictor};
+pub use self::predict::{
+    Distance, Draft, RANK as SMALLEST_RANK, Statistics, pack_draft, write_predictor, write_predictor_of_rank,
+};
 pub use self::routing::{Law, Routing};
 pub use self::shapes::{footprint, shape};
 

@@ -18,7 +18,7 @@ use crate::lab::pack::{self, PackOptions};
 use crate::model::config::ModelConfig;
 use crate::model::source::Source;
 use crate::model::{ExpertWeights, FfnWeights, KvCache, KvType, Model};
-use crate::predictor::mlp::{Measured, Network, NetworkWriter, normalise};
+use crate::predictor::mlp::{Measured, Network, NetworkWriter, RANK_STEP, normalise};
 use crate::predictor::{self, Calibration, Predictor, Scratch, Tools};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -26,8 +26,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Hidden size of the networks.
-const RANK: usize = LATENT + 1;
+/// Hidden size of the networks, unless a larger one is wanted.
+pub const RANK: usize = LATENT + 1;
 /// Numbers of layers that the predictors look ahead.
 const AHEADS: [usize; 4] = [0, 1, 2, 4];
 /// Sequences of random tokens: the first four calibrate, the last two measure. Every neuron of a layer counts for every token, so a few
@@ -116,6 +116,24 @@ pub fn write_predictor(
     threads: usize,
     progress: &dyn Fn(u64, u64) -> Result<()>,
 ) -> Result<Statistics> {
+    write_predictor_of_rank(shape, store, path, (threads, RANK), progress)
+}
+
+/// As [`write_predictor`], with networks of `rank` instead of the smallest that serves: the rest of each has bytes and no effect on its scores,
+/// so that predicting costs what it costs a trained network of that rank.
+///
+/// # Errors
+/// As [`write_predictor`]; [`Error::Usage`] for a rank that is below the smallest or no multiple of [`RANK_STEP`].
+pub fn write_predictor_of_rank(
+    shape: &Shape,
+    store: &Path,
+    path: &Path,
+    (threads, rank): (usize, usize),
+    progress: &dyn Fn(u64, u64) -> Result<()>,
+) -> Result<Statistics> {
+    if rank < RANK || !rank.is_multiple_of(RANK_STEP) {
+        return Err(Error::Usage(format!("a rank of {rank}: take a multiple of {RANK_STEP}, {RANK} or more")));
+    }
     let Some(active) = shape.active else {
         return Err(Error::Usage("only a model with --active has a predictor".into()));
     };
@@ -163,8 +181,10 @@ pub fn write_predictor(
     };
     // The predictor is calibrated from a draft of its file, so that scores include the rounding of weights; then the tables are added.
     let draft = Draft::beside(path);
-    predictor::mlp::write(draft.path(), header(0.5), &networks)?;
-    let mut tally = Tally::new(&model, predictor::open(draft.path(), &model)?, threads);
+    let mut writer = NetworkWriter::create(draft.path(), model.config.hidden, model.config.neurons())?;
+    networks.into_iter().try_for_each(|network| writer.add(&network.widened(rank)))?;
+    writer.finish(header(0.5))?;
+    let mut tally = Tally { rank, ..Tally::new(&model, predictor::open(draft.path(), &model)?, threads) };
     for (s, tokens) in sequences.iter().enumerate() {
         tally.calibrating = s < CALIBRATING;
         observe(&mut engine, tokens, &mut tally)?;
@@ -394,6 +414,7 @@ impl Share {
 struct Tally<'a> {
     model: &'a Model,
     predictor: Arc<dyn Predictor>,
+    rank: usize,
     pool: ThreadPool,
     kernels: Kernels,
     scratch: Scratch,
@@ -417,6 +438,7 @@ impl<'a> Tally<'a> {
         Tally {
             model,
             predictor,
+            rank: RANK,
             pool: ThreadPool::new(threads),
             kernels: Kernels::best(),
             scratch: Scratch::default(),
@@ -451,7 +473,7 @@ impl<'a> Tally<'a> {
             Table {
                 layer,
                 ahead,
-                rank: RANK,
+                rank: self.rank,
                 scores: scores.to_vec(),
                 probabilities: probabilities.to_vec(),
                 threshold: None,
