@@ -1,16 +1,18 @@
 use super::eval::read_texts;
-use super::model_arg::{EngineArgs, ModelArgs, check_context};
+use super::model_arg::{EngineArgs, ModelArgs, Terminal, check_context};
 use super::progress::{Progress, Unit, stoppable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::Header;
 use crate::formats::sections;
-use crate::lab::samples::{Extent, Plan, Samples, WINDOW, collect};
+use crate::lab::profile::JoinedTexts;
+use crate::lab::samples::{Extent, Plan, Samples, WINDOW, collect_beside};
 use crate::lab::train::{self, Job, Options, Summary};
 use crate::model::Model;
 use crate::open::artifacts::{self, Kind};
+use crate::open::calibration::{keep_profile, profile_beside};
 use crate::open::model::free_bytes;
-use crate::tokenizer::{Special, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use comfy_table::Table;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -98,7 +100,7 @@ pub struct Reading {
 /// What was asked for, checked; and the model's tokens of the texts.
 pub struct Asked {
     pub options: Options,
-    pub tokens: Vec<u32>,
+    pub texts: JoinedTexts,
     pub output: PathBuf,
     pub limit: usize,
 }
@@ -121,12 +123,13 @@ impl TextArgs {
             eprintln!("note: the model has {} layers, so nothing is {far} layers ahead", model.config.layers);
         }
         let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
-        let mut tokens = Vec::new();
+        let mut texts = JoinedTexts::default();
         for path in &self.text {
-            tokens.extend(tokenizer.encode_prompt(&super::eval::read_text(path)?, Special::AsText)?);
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            texts.add(&name, &super::eval::read_text(path)?, &tokenizer)?;
         }
         let on_disk = (SAMPLE_BYTES / Extent::token_bytes(model)) as usize;
-        let limit = limit.unwrap_or(default.min(on_disk)).min(tokens.len());
+        let limit = limit.unwrap_or(default.min(on_disk)).min(texts.tokens.len());
         let output = match &self.output {
             Some(path) => {
                 super::output::check("-o", path, |head| head.starts_with(&<Header as sections::Header>::MAGIC))?;
@@ -134,7 +137,7 @@ impl TextArgs {
             }
             None => artifacts::write_path(model, kind)?,
         };
-        let names: Vec<_> = self.text.iter().map(|p| p.file_name().unwrap_or_default().to_string_lossy()).collect();
+        let names: Vec<_> = texts.names().collect();
         let options = Options {
             ahead: if mixture { Vec::new() } else { self.ahead.clone() },
             recall,
@@ -143,7 +146,7 @@ impl TextArgs {
             activation_thresholds: activation_thresholds(model, sparsity)?,
             made: serde_json::json!({ "texts": names, "tokens": limit }),
         };
-        Ok(Asked { options, tokens, output, limit })
+        Ok(Asked { options, texts, output, limit })
     }
 }
 
@@ -191,7 +194,7 @@ fn work_dir(key: u64) -> Result<(PathBuf, File)> {
 
 /// The samples of an earlier run of the same command, or new ones.
 pub fn samples(engine: &mut Engine, asked: &Asked, dir: &Path) -> Result<Samples> {
-    let plan = Plan::new(&engine.model, asked.tokens.len(), asked.limit)?;
+    let plan = Plan::new(&engine.model, asked.texts.tokens.len(), asked.limit)?;
     let path = dir.join("samples");
     if let Some(samples) = Samples::open(&path, plan.extent) {
         return Ok(samples);
@@ -209,8 +212,11 @@ pub fn samples(engine: &mut Engine, asked: &Asked, dir: &Path) -> Result<Samples
     }
     let progress = Progress::new("running the model", Unit::Tokens);
     let step = |done, total| progress.step(done, total);
-    let samples = collect(engine, &asked.tokens, &plan, &asked.options.activation_thresholds, &path, step)?;
+    let mut profile = profile_beside(&engine.model, &asked.texts);
+    let (tokens, thresholds) = (&asked.texts.tokens, &asked.options.activation_thresholds);
+    let samples = collect_beside(engine, tokens, (&plan, profile.as_mut()), thresholds, &path, step)?;
     progress.finish();
+    keep_profile(&engine.model, profile, &Terminal);
     Ok(samples)
 }
 
@@ -221,7 +227,7 @@ pub fn with_samples(
     engine: &EngineArgs,
     make: impl FnOnce(Job<'_>, &Path) -> Result<Summary>,
 ) -> Result<Summary> {
-    let key = train::key(&model, &asked.options, &asked.tokens, asked.limit);
+    let key = train::key(&model, &asked.options, &asked.texts.tokens, asked.limit);
     let (dir, _lock) = work_dir(key)?;
     check_context(&model, WINDOW.min(model.config.context), engine.kv())?;
     let mut engine = engine.engine(model)?;

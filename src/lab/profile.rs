@@ -80,25 +80,32 @@ impl Request {
     }
 
     fn header(&self, model: &Model) -> Header {
-        let c = &model.config;
-        let made = serde_json::json!({
-            "program": concat!("dynamicinfer ", env!("CARGO_PKG_VERSION")),
-            "weights": model.quant.name(),
-            "kv": self.kv,
-        });
-        Header {
-            fingerprint: model.fingerprint().to_owned(),
-            model: c.name.clone(),
-            layers: c.layers,
-            hidden: c.hidden,
-            ffn: c.clusters(),
-            sparsity: (!c.has_zeros()).then_some(self.sparsity),
-            activation_thresholds: self.activation_thresholds.clone().unwrap_or_else(|| vec![0.0; c.layers]),
-            texts: Vec::new(),
-            request: Some(self.key(model)),
-            made,
-            sections: Vec::new(),
-        }
+        let sparsity = (!model.config.has_zeros()).then_some(self.sparsity);
+        let thresholds = self.activation_thresholds.clone().unwrap_or_else(|| vec![0.0; model.config.layers]);
+        Header { sparsity, activation_thresholds: thresholds, request: Some(self.key(model)), ..header(model, self.kv) }
+    }
+}
+
+/// The header of a finished profile without activation thresholds.
+fn header(model: &Model, kv: KvType) -> Header {
+    let c = &model.config;
+    let made = serde_json::json!({
+        "program": concat!("dynamicinfer ", env!("CARGO_PKG_VERSION")),
+        "weights": model.quant.name(),
+        "kv": kv,
+    });
+    Header {
+        fingerprint: model.fingerprint().to_owned(),
+        model: c.name.clone(),
+        layers: c.layers,
+        hidden: c.hidden,
+        ffn: c.clusters(),
+        sparsity: None,
+        activation_thresholds: vec![0.0; c.layers],
+        texts: Vec::new(),
+        request: None,
+        made,
+        sections: Vec::new(),
     }
 }
 
@@ -222,6 +229,98 @@ fn count(
         step(chunk.len())?;
     }
     Ok(())
+}
+
+/// Texts one after the other, from which windows are taken.
+#[derive(Clone, Debug, Default)]
+pub struct JoinedTexts {
+    /// The tokens of all texts.
+    pub tokens: Vec<u32>,
+    /// Name and checksum of each text, and the index of its first token.
+    texts: Vec<(String, String, usize)>,
+}
+
+impl JoinedTexts {
+    /// Adds a text.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_prompt`].
+    pub fn add(&mut self, name: &str, text: &str, tokenizer: &Tokenizer) -> Result<()> {
+        let (checksum, first) = (checksum(text), self.tokens.len());
+        // What is named twice, or is one too many, counts as a part of the text before it.
+        if self.texts.len() < MAX_TEXTS && self.texts.iter().all(|(_, other, _)| *other != checksum) {
+            self.texts.push((name.into(), checksum, first));
+        }
+        self.tokens.extend(tokenizer.encode_prompt(text, Special::AsText)?);
+        Ok(())
+    }
+
+    /// The names of the texts.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.texts.iter().map(|(name, ..)| &name[..])
+    }
+}
+
+/// A profile that is counted while a model with zeros runs over windows of texts for another reason.
+pub struct ProfileBeside {
+    profile: Profile,
+    accumulator: Accumulator,
+    activation: Activation,
+    /// The first token of each text.
+    firsts: Vec<usize>,
+}
+
+impl ProfileBeside {
+    /// An empty profile of these texts, to be counted in windows of at most `window` tokens; `None` for a model without zeros, whose activation
+    /// thresholds have to be found first.
+    pub fn new(model: &Model, texts: &JoinedTexts, window: usize, kv: KvType) -> Option<ProfileBeside> {
+        if !model.config.has_zeros() {
+            return None;
+        }
+        let (header, extras) = (header(model, kv), extras(model));
+        let info = |(name, checksum, _): &(String, String, usize)| TextInfo {
+            name: name.clone(),
+            checksum: checksum.clone(),
+            tokens: 0,
+            wanted: 0,
+            window,
+        };
+        let firsts = texts.texts.iter().map(|(.., first)| *first).collect();
+        let texts = texts.texts.iter().map(|text| empty_text(info(text), &header, extras)).collect();
+        let accumulator = Accumulator::new(&header, model.config.activation, extras);
+        let (profile, activation) = (Profile { header, texts }, model.config.activation);
+        Some(ProfileBeside { profile, accumulator, activation, firsts })
+    }
+
+    /// A window begins.
+    pub fn begin_window(&mut self) {
+        self.accumulator.begin_window();
+    }
+
+    /// What is to see the passes of a window.
+    pub fn observer(&mut self) -> impl Observer {
+        Counting { accumulator: &mut self.accumulator, activation: self.activation }
+    }
+
+    /// A window of `tokens` tokens is complete, which begins with token `first` of all texts: it belongs to the text of that token.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] where the model computes values that are not numbers.
+    pub fn end_window(&mut self, model: &Model, first: usize, tokens: usize) -> Result<()> {
+        let text = self.firsts.partition_point(|&begin| begin <= first) - 1;
+        let orders: Vec<_> = model.layers.iter().map(|layer| &layer.order).collect();
+        let ended = self.accumulator.end_window(&mut self.profile.texts[text], tokens, &orders);
+        ended.map_err(|why| Error::Failed(format!("{why}, in the window from token {first} on: the model is damaged")))
+    }
+
+    /// The profile of the texts in which a window began; `None` if there are none.
+    pub fn finish(self) -> Option<Profile> {
+        let Profile { mut header, mut texts } = self.profile;
+        texts.retain(|text| text.info.tokens > 0);
+        texts.iter_mut().for_each(|text| text.info.wanted = text.info.tokens);
+        header.texts = texts.iter().map(|text| text.info.clone()).collect();
+        (!texts.is_empty()).then_some(Profile { header, texts })
+    }
 }
 
 struct Counting<'a> {

@@ -6,7 +6,8 @@
 //! `[tokens, used]`: of a mixture the labels are of these; other models have one expert, and every token has it. The training tokens come
 //! first, then those held back. Only the trainer reads the file: it has no header, and its name says which samples it holds.
 
-use crate::engine::{Engine, Logits, Observer, Seen, SeenExperts, Session};
+use super::profile::ProfileBeside;
+use crate::engine::{Engine, Logits, Observer, Seen, SeenAttention, SeenExperts, Session};
 use crate::error::{Error, Result};
 use crate::formats::{MappedFile, temporary};
 use crate::ids::Permutation;
@@ -253,6 +254,21 @@ pub fn collect(
     plan: &Plan,
     activation_thresholds: &[f32],
     path: &Path,
+    step: impl FnMut(u64, u64) -> Result<()>,
+) -> Result<Samples> {
+    collect_beside(engine, tokens, (plan, None), activation_thresholds, path, step)
+}
+
+/// As [`collect`]; `profile` counts in the same passes.
+///
+/// # Errors
+/// As [`collect`]; [`Error::Failed`] where the model computes values that are not numbers.
+pub fn collect_beside(
+    engine: &mut Engine,
+    tokens: &[u32],
+    (plan, mut profile): (&Plan, Option<&mut ProfileBeside>),
+    activation_thresholds: &[f32],
+    path: &Path,
     mut step: impl FnMut(u64, u64) -> Result<()>,
 ) -> Result<Samples> {
     let (file, temporary) = temporary::create(path)?;
@@ -276,15 +292,24 @@ pub fn collect(
     let mut done = 0;
     for &(first, len, place) in &plan.windows {
         session.truncate(0);
+        if let Some(profile) = &mut profile {
+            profile.begin_window();
+        }
         for (i, chunk) in tokens[first..first + len].chunks(CHUNK).enumerate() {
             session.check(engine, chunk)?;
             recorder.place = place + i * CHUNK;
-            engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut recorder);
+            {
+                let mut both = Both(&mut recorder, profile.as_mut().map(|profile| profile.observer()));
+                engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut both);
+            }
             if let Some(error) = recorder.failed.take() {
                 return Err(Error::io("write", &temporary)(error));
             }
             done += chunk.len() as u64;
             step(done, plan.extent.tokens() as u64)?;
+        }
+        if let Some(profile) = &mut profile {
+            profile.end_window(&engine.model, first, len)?;
         }
     }
     file.sync_all().map_err(Error::io("write", &temporary))?;
@@ -299,6 +324,30 @@ struct RemoveUnlessDone<'a>(&'a Path);
 impl Drop for RemoveUnlessDone<'_> {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(self.0);
+    }
+}
+
+/// Two observers of the same passes, the second where there is one.
+struct Both<'a, 'b, O>(&'a mut Recorder<'b>, Option<O>);
+
+impl<O: Observer> Observer for Both<'_, '_, O> {
+    fn attention(&mut self, seen: &SeenAttention<'_>) {
+        self.0.attention(seen);
+        self.1.iter_mut().for_each(|second| second.attention(seen));
+    }
+
+    fn layer(&mut self, seen: &Seen<'_>) {
+        self.0.layer(seen);
+        self.1.iter_mut().for_each(|second| second.layer(seen));
+    }
+
+    fn looks_inside(&self) -> bool {
+        self.0.looks_inside() || self.1.as_ref().is_some_and(O::looks_inside)
+    }
+
+    fn inside(&mut self, seen: &SeenExperts<'_>) {
+        self.0.inside(seen);
+        self.1.iter_mut().for_each(|second| second.inside(seen));
     }
 }
 

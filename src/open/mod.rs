@@ -2,7 +2,7 @@
 //! neurons on it and starts the scheduler's thread. Everything that runs a model comes through here; nothing here knows a command line.
 
 pub mod artifacts;
-mod calibration;
+pub mod calibration;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(not(feature = "cuda"))]
