@@ -8,7 +8,7 @@ fn main() -> dynamicinfer::Result<()> {
     let mut device = DeviceOptions::new(DeviceKind::Virtual);
     device.ffn_share = Some(0.3);
     device.machine = Some("demo-pc".into());
-    device.history = false;
+    (device.history, device.learn) = (false, false);
     let opened = open(&EngineOptions { device: Some(device), ..EngineOptions::new("demo") }, &Quiet)?;
     let (tokenizer, mut session) = (opened.tokenizer()?, opened.session()?);
     let Opened { mut engine, .. } = opened;

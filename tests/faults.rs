@@ -104,7 +104,8 @@ fn a_full_disk_leaves_every_old_file_as_it_was() {
     let write_history = || {
         let (layers, hidden, ffn) = (3, 32, 32);
         let (fingerprint, model) = ("00".repeat(16), "m".into());
-        let header = history_file::Header { fingerprint, model, layers, hidden, ffn, sections: Vec::new() };
+        let header =
+            history_file::Header { fingerprint, model, layers, hidden, ffn, tokens: 100, sections: Vec::new() };
         history_file::write(&history, header, &frequencies)
     };
     let steps = every_step_of_writing_fails(&history, &write_history);

@@ -10,6 +10,7 @@
 //! is dropped: the link carries nothing for a layer that has passed. The scheduler sees no device and no slot table, only copies of the
 //! latter, so a late or stalled one costs hits and never changes a result.
 
+mod learnt;
 mod message;
 mod ticker;
 mod worker;
@@ -24,7 +25,8 @@ use crate::model::Model;
 use crate::predictor::{Calibration, Predictor};
 use crate::scheduler::sequences::Known;
 use crate::scheduler::thresholds::LossWeight;
-use crate::scheduler::{Policy, Rules, Scheduler};
+use crate::scheduler::{Policy, Rules};
+pub use learnt::{Keep, Learner, Learnt};
 use message::{Position, SentDecision, SentObservation};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -92,7 +94,7 @@ enum Beside {
     Thread {
         to: Sender<SentObservation>,
         from: Receiver<SentDecision>,
-        thread: Option<JoinHandle<Scheduler>>,
+        thread: Option<JoinHandle<Worker>>,
     },
     /// `None` once it has ended.
     Clock(Option<Box<Ticker>>),
@@ -123,13 +125,27 @@ impl Background {
     /// # Errors
     /// The thread cannot be started.
     pub fn start(model: Arc<Model>, block_bytes: usize, options: BackgroundOptions) -> std::io::Result<Background> {
+        Background::start_learning(model, block_bytes, options, None)
+    }
+
+    /// As [`Background::start`]; `learner` counts what is active.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start_learning(
+        model: Arc<Model>,
+        block_bytes: usize,
+        options: BackgroundOptions,
+        learner: Option<Learner>,
+    ) -> std::io::Result<Background> {
         let (hidden, ffn, layers) = (model.config.hidden, model.config.movable(), model.config.layers);
         let sequences = options.sequences.max(1);
         let shared = Shared { policy: AtomicUsize::new(options.policy as usize), ..Shared::default() };
         let shared = Arc::new(shared);
         let (ahead, tune, latency) = (options.ahead.max(1), options.tune, options.latency);
         let lookahead = options.predictor.clone().map(|predictor| (predictor, ahead));
-        let worker = Worker::new(model, block_bytes, options);
+        let mut worker = Worker::new(model, block_bytes, options);
+        worker.learner = learner;
         let known = worker.scheduler.known();
         let observation = || SentObservation::new(hidden, ffn, sequences);
         let decision = || SentDecision { moves: Vec::with_capacity(ffn), ..SentDecision::default() };
@@ -168,7 +184,7 @@ impl Background {
         }
     }
 
-    fn end(&mut self) -> Option<Scheduler> {
+    fn end(&mut self) -> Option<Worker> {
         let Beside::Thread { thread, .. } = &mut self.beside else { return None };
         let thread = thread.take()?;
         self.shared.stop.store(true, Ordering::Release);
@@ -335,11 +351,12 @@ impl Migrator for Background {
 
     fn finish(mut self: Box<Self>) -> Option<Vec<Vec<f32>>> {
         let ended = self.end();
-        let scheduler = match &mut self.beside {
+        let mut worker = match &mut self.beside {
             Beside::Clock(ticker) => ticker.take().map(|ticker| ticker.finish(&self.shared)),
             Beside::Thread { .. } => ended,
-        };
-        scheduler.map(Scheduler::finish)
+        }?;
+        worker.keep_learnt(true);
+        Some(worker.scheduler.finish())
     }
 }
 
@@ -358,7 +375,7 @@ fn run(
     mut inbox: Receiver<SentObservation>,
     mut outbox: Sender<SentDecision>,
     shared: &Shared,
-) -> Scheduler {
+) -> Worker {
     worker.warm();
     loop {
         let mut handle = |seen: &mut SentObservation| {
@@ -368,8 +385,9 @@ fn run(
         };
         while inbox.try_take(&mut handle).is_some() {}
         if shared.stop.load(Ordering::Acquire) {
-            return worker.scheduler;
+            return worker;
         }
+        worker.keep_learnt(false);
         // The engine unparks after each item; one that came in between makes this return at once.
         std::thread::park();
     }

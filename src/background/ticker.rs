@@ -3,7 +3,6 @@
 use super::message::{Position, SentDecision, SentObservation};
 use super::worker::{Worker, write};
 use super::{DECISIONS, OBSERVATIONS, Shared};
-use crate::scheduler::Scheduler;
 use std::collections::VecDeque;
 
 /// How long a scheduler of its own core takes for an observation.
@@ -110,8 +109,8 @@ impl Ticker {
     }
 
     /// Handles all that waits, however long it takes.
-    pub fn finish(mut self, shared: &Shared) -> Scheduler {
+    pub fn finish(mut self, shared: &Shared) -> Worker {
         self.work(u64::MAX, shared);
-        self.worker.scheduler
+        self.worker
     }
 }

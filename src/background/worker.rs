@@ -1,6 +1,7 @@
 //! The scheduler's side: predicts layers ahead, and lets [`Scheduler::step`] decide.
 
 use super::BackgroundOptions;
+use super::learnt::Learner;
 use super::message::{Position, SentDecision, SentObservation};
 use crate::cache::Slot;
 use crate::cpu::{Kernels, ThreadPool};
@@ -16,6 +17,8 @@ pub struct Worker {
     model: Arc<Model>,
     /// What decides.
     pub scheduler: Scheduler,
+    /// Counts for the next start.
+    pub learner: Option<Learner>,
     policy: Policy,
     tune: fn(Rules) -> Rules,
     ahead: usize,
@@ -61,6 +64,7 @@ impl Worker {
         Worker {
             model,
             scheduler,
+            learner: None,
             policy: options.policy,
             tune: options.tune,
             ahead,
@@ -120,6 +124,9 @@ impl Worker {
         now: Position,
         mut send: impl FnMut(Position, Decision<'_>),
     ) -> bool {
+        if let Some(learner) = &mut self.learner {
+            learner.learnt.observe(seen);
+        }
         let layer = seen.layer.index();
         let target = layer + self.ahead;
         seen.slots.tell(&mut self.slots[layer]);
@@ -165,6 +172,13 @@ impl Worker {
             send(if decision.layer == seen.layer { next } else { ahead }, decision);
         });
         late
+    }
+
+    /// Has what was learnt so far kept; `ends`: nothing more will come.
+    pub fn keep_learnt(&mut self, ends: bool) {
+        if let Some(Learner { learnt, keep }) = &mut self.learner {
+            keep(learnt, ends);
+        }
     }
 
     /// Predicts layer `target`, which is `ahead` layers after the one that is seen: by the scores that the engine has sent, else from the

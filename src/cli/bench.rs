@@ -97,7 +97,7 @@ pub fn run(args: Args) -> Result<()> {
         sequences: options.sequences.iter().copied().max().unwrap_or(1),
         sparsity: args.sparsity.options(),
         traced: args.trace.is_on(),
-        device: args.device.options()?,
+        device: args.device.options_to_measure()?,
         ..args.engine.options(&args.model)
     };
     args.text.as_deref().map(read_text).transpose()?;

@@ -68,9 +68,9 @@ pub struct DeviceArgs {
     /// that it does not in its last digits
     #[arg(long)]
     pub deterministic: bool,
-    /// Neither read nor keep what was learnt from earlier texts about how often neurons are active
-    #[arg(long)]
-    pub no_history: bool,
+    /// Without an activation profile, neither use what earlier runs have learnt about how often neurons are active nor learn from this one
+    #[arg(long, alias = "no-history")]
+    pub no_learn: bool,
     /// Budgets from some generated token on: 50=4MiB,100=8MiB
     #[arg(long, value_name = "TOKEN=SIZE,...", value_delimiter = ',', value_parser = parse_step)]
     pub vram_schedule: Vec<(usize, u64)>,
@@ -111,7 +111,7 @@ impl Default for DeviceArgs {
             lookahead: None,
             lookahead_on: LookaheadOnArg::Scheduler,
             deterministic: false,
-            no_history: false,
+            no_learn: false,
             vram_schedule: Vec::new(),
             fail_after: None,
             wall_clock: false,
@@ -221,11 +221,17 @@ impl DeviceArgs {
                 LookaheadOnArg::Device => LookaheadOn::Device,
             },
             deterministic: self.deterministic,
-            history: !self.no_history,
+            history: !self.no_learn,
+            learn: !self.no_learn,
             fail_after: self.fail_after,
             wall_clock: self.wall_clock,
             printed_loss: self.printed_loss,
         }))
+    }
+
+    /// As [`DeviceArgs::options`], of a verb that measures: it uses what was learnt, and its texts are nobody's.
+    pub fn options_to_measure(&self) -> Result<Option<DeviceOptions>> {
+        Ok(self.options()?.map(|options| DeviceOptions { learn: false, ..options }))
     }
 
     fn check_nothing_is_about_a_device(&self) -> Result<()> {

@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<()> {
     let options = EngineOptions {
         context: args.context,
         sparsity: args.sparsity.options_or_dense(),
-        device: args.device.options()?,
+        device: args.device.options_to_measure()?,
         ..args.engine.options(&args.model)
     };
     let named = [&args.choices, &args.text, &args.token_ids];

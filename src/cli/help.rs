@@ -48,7 +48,7 @@ const OPTIONS: [(&str, &[&str]); 5] = [
     ("Sparsity", &["predictor", "threshold", "ahead", "sparsity", "predictor_file", "calibrate", "audit"]),
     (
         "Device",
-        &["device", "vram", "ffn_share", "policy", "machine", "graphs", "tensor_cores", "deterministic", "no_history"],
+        &["device", "vram", "ffn_share", "policy", "machine", "graphs", "tensor_cores", "deterministic", "no_learn"],
     ),
     (
         "Experiments",

@@ -41,7 +41,7 @@ pub fn run(mut args: Args) -> Result<()> {
         context: Some(context(&args.n_prompt)),
         sequences: args.sequences.iter().copied().max().unwrap_or(1),
         sparsity: args.sparsity.options_or_dense(),
-        device: args.device.options()?,
+        device: args.device.options_to_measure()?,
         ..args.engine.options(&args.model)
     };
     let model = options.open_model(&Terminal)?;

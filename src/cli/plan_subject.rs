@@ -1,6 +1,6 @@
 //! What `plan` plans for: a model that is here or a shape, how often its neurons are active, and its predictors.
 
-use super::model_arg::{ModelArgs, parse_activation};
+use super::model_arg::{ModelArgs, Terminal, parse_activation};
 use crate::cpu::sign;
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::{self, PredictorFile};
@@ -8,6 +8,7 @@ use crate::formats::rows::Quant;
 use crate::lab::pack::Types;
 use crate::lab::synth::{footprint, shape};
 use crate::model::{KvType, Model, ModelConfig, NamedActivation};
+use crate::open::activity::Activity;
 use crate::open::artifacts::{self, Kind};
 use crate::placement::problem::power_law;
 use crate::predictor;
@@ -112,39 +113,38 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
         Some(path) => Some((path.clone(), artifacts::profile_at(&model, path)?)),
         None => artifacts::profile(&model)?,
     };
-    let layers = model.config.layers;
-    let ffn = if on_device { model.config.movable() } else { model.config.clusters() };
-    let tokens = profile.as_ref().map_or(0, |(_, profile)| profile.tokens());
-    let (counts, counted, active_share) = match profile {
-        Some((path, profile)) => {
-            let counted = format!("{} tokens of {}", profile.tokens(), path.display());
-            if on_device && let Some(note) = artifacts::lacks_inside(&model, &profile, &path) {
+    let (layers, clusters) = (model.config.layers, model.config.clusters());
+    let activity = match &profile {
+        Some((path, profile)) if on_device => {
+            if let Some(note) = artifacts::lacks_inside(&model, profile, path) {
                 eprintln!("{note}");
             }
             let by_gates = args.predictor == PredictorArg::None
                 || artifacts::find(&model, Kind::MlpPredictor, predictor_file::open)?.is_none();
-            let of_experts = || (0..layers).map(|layer| profile.counts(layer)).collect();
-            let counts_of = |by_gates| match on_device {
-                true => artifacts::counts(&model, &profile, by_gates),
-                false => of_experts(),
-            };
-            let counts: Vec<Vec<u64>> = counts_of(by_gates);
-            let active: u64 = counts_of(false).iter().flatten().sum();
-            (counts, counted, active as f64 / (profile.tokens().max(1) as f64 * (layers * ffn) as f64))
+            Some(Activity::of_profile(&model, path, profile, by_gates))
         }
-        None if all_computed => (vec![vec![1; ffn]; layers], "every token needs all clusters".into(), 1.0),
-        None => {
-            let what = if on_device {
-                cluster(&model.config)
-            } else {
-                model.config.form.experts.map_or("neuron", |e| e.noun())
-            };
-            eprintln!(
-                "there is no activation profile for this model, so every {what} counts the same; make one: dynamicinfer \
-                 profile MODEL --text FILE"
-            );
-            (vec![vec![1; ffn]; layers], format!("no profile: every {what} counts the same"), ACTIVE_SHARE)
-        }
+        None if on_device && !all_computed => Activity::learnt(&model, &Terminal),
+        _ => None,
+    };
+    let (counts, tokens, counted, active_share) = if all_computed {
+        (vec![vec![1; clusters]; layers], 0, "every token needs all clusters".into(), 1.0)
+    } else if let Some(activity) = activity {
+        let (counted, active_share) = (activity.counted(), activity.active_share());
+        (activity.counts, activity.tokens, counted, active_share)
+    } else if let Some((path, profile)) = profile {
+        let counts: Vec<Vec<u64>> = (0..layers).map(|layer| profile.counts(layer)).collect();
+        let (active, tokens) = (counts.iter().flatten().sum::<u64>() as f64, profile.tokens());
+        let share = active / (tokens.max(1) as f64 * (layers * clusters) as f64);
+        (counts, tokens, format!("{tokens} tokens of {}", path.display()), share)
+    } else {
+        let (of, what) = match on_device {
+            true => (model.config.movable(), cluster(&model.config)),
+            false => (clusters, model.config.form.experts.map_or("neuron", |e| e.noun())),
+        };
+        eprintln!(
+            "there is no activation profile for this model, so every {what} counts the same; make one: dynamicinfer profile MODEL --text FILE"
+        );
+        (vec![vec![1; of]; layers], 0, format!("no profile: every {what} counts the same"), ACTIVE_SHARE)
     };
     let (config, quant) = (model.config.clone(), model.quant.name().to_owned());
     Ok(Subject { config, quant, model: Some(model), counts, tokens, counted, active_share })

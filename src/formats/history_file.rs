@@ -1,5 +1,5 @@
-//! What the scheduler has learnt of a model's neurons from past runs: how often each is active. In the form of [`super::sections`];
-//! `frequency.L` holds `[ffn]` f32 for layer L, in the published model's numbering.
+//! How often each neuron of a model was active in past runs. In the form of [`super::sections`]; `frequency.L` holds `[ffn]` f32 for
+//! layer L, in the published model's numbering.
 
 use super::sections::{self, Content, Section, SectionFile, Writer};
 use crate::error::{Error, Result};
@@ -20,6 +20,9 @@ pub struct Header {
     pub hidden: usize,
     /// Neurons per layer.
     pub ffn: usize,
+    /// Tokens in which they were counted; 0 in files made before this was written.
+    #[serde(default)]
+    pub tokens: u64,
     /// One section per layer; filled in by [`write()`].
     pub sections: Vec<Section>,
 }

@@ -1,18 +1,19 @@
 //! Opens the device that was asked for: plans what lies there, opens the device itself, places its first neurons, and starts the scheduler.
 
+use super::activity::{Activity, Source};
+use super::learning::{ENOUGH, learner};
 use super::place::{out_of_memory, place};
 use super::planned::{Exchange, computed_share, nothing_fits, placed_by_file};
-use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, artifacts, cuda, machine, sparsity};
+use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, cuda, machine, sparsity};
 use crate::background::{Background, BackgroundOptions, Latency};
-use crate::clock::{self, Duration, Seldom};
+use crate::clock::Duration;
 use crate::config;
 use crate::cpu::{MAX_COLUMNS, Prefill};
 use crate::device::{Device, Rates, Tiles, Timeline, Traced, VirtualDevice};
 use crate::engine::session::CHUNK;
 use crate::engine::split::parts::PartsSetting;
-use crate::engine::{Engine, Lookahead, pinned_bytes, predictor_bytes};
+use crate::engine::{Engine, Lookahead, Migrator, pinned_bytes, predictor_bytes};
 use crate::error::{Error, Result};
-use crate::formats::history_file;
 use crate::formats::machine_profile::MachineProfile;
 use crate::ids::PublishedId;
 use crate::model::{KvType, Model};
@@ -104,8 +105,10 @@ pub struct DeviceOptions {
     pub lookahead_on: LookaheadOn,
     /// Use one threshold for device and CPU, so that the text does not depend on where neurons lie; with `live` nothing moves, either.
     pub deterministic: bool,
-    /// Read and save the neuron frequencies that are learnt from texts.
+    /// Without a profile, place neurons by what earlier runs have learnt.
     pub history: bool,
+    /// Without a profile, learn from this run for the next start; [`DeviceSession::finish`] writes it, as do ten minutes.
+    pub learn: bool,
     /// Lets the virtual device fail for good after this many kernels, as a GPU does after an illegal address; `None` never.
     pub fail_after: Option<u64>,
     /// On a virtual device, run the scheduler on a thread of its own for as long as it takes, instead of a stated time on the device's
@@ -136,6 +139,7 @@ impl DeviceOptions {
             lookahead_on: LookaheadOn::Scheduler,
             deterministic: false,
             history: true,
+            learn: true,
             fail_after: None,
             wall_clock: false,
             printed_loss: false,
@@ -159,37 +163,15 @@ pub(super) struct Need {
 pub struct DeviceSession {
     /// Changes its memory budget while it runs.
     pub budget: VramBudget,
-    keep_history: bool,
 }
 
 impl DeviceSession {
     /// Stops the scheduler and saves what it has learnt. A failure to save is only a warning: the text is complete.
     pub fn finish(&self, engine: &mut Engine) {
-        let learnt = engine.split.as_mut().and_then(|split| split.migrator.take()).and_then(|m| m.finish());
-        let Some(learnt) = learnt.filter(|_| self.keep_history) else { return };
-        static WARNED: Seldom = Seldom::new();
-        if let Err(error) = keep(&engine.model, &learnt)
-            && WARNED.is_due(clock::unix_seconds())
-        {
-            tracing::warn!("what was learnt about neurons is not kept: {error}");
-        }
+        let migrator = engine.split.as_mut().and_then(|split| split.migrator.take());
+        // Its own frequencies are those of the latest texts; what the next start begins with is written.
+        let _ = migrator.and_then(Migrator::finish);
     }
-}
-
-/// Saves learnt frequencies, `[layers][ffn]` in the store's order.
-fn keep(model: &Model, learnt: &[Vec<f32>]) -> Result<()> {
-    let c = &model.config;
-    let frequencies: Vec<Vec<f32>> =
-        model.layers.iter().zip(learnt).map(|(layer, learnt)| layer.order.into_published(learnt)).collect();
-    let header = history_file::Header {
-        fingerprint: model.fingerprint().to_owned(),
-        model: c.name.clone(),
-        layers: c.layers,
-        hidden: c.hidden,
-        ffn: c.movable(),
-        sections: Vec::new(),
-    };
-    history_file::write(&artifacts::write_path(model, artifacts::history(model))?, header, &frequencies)
 }
 
 /// A device that was found, before its budget is known. This is the only list of devices.
@@ -254,11 +236,16 @@ struct Planned {
     plan: Plan,
     /// Neurons of each layer that are there at the beginning.
     neurons: Vec<Vec<PublishedId>>,
-    /// Tokens over which the plan's counts were taken.
-    tokens: u64,
-    /// How often each neuron was active, `[layers][movable]`, where the plan's counts say something else.
-    active: Option<Vec<Vec<u64>>>,
+    /// What the plan was made by.
+    activity: Activity,
     budget: VramBudget,
+}
+
+impl Planned {
+    /// Whether all neurons are on the device from the beginning.
+    fn holds_all(&self, model: &Model) -> bool {
+        self.neurons.iter().all(|neurons| neurons.len() == model.config.movable())
+    }
 }
 
 impl DeviceOptions {
@@ -283,6 +270,8 @@ impl DeviceOptions {
         let (plan, machine) = (&planned.plan, &planned.budget.machine);
         if let Some(note) = nothing_fits(plan, layers).filter(|_| !matches!(self.placement, Placement::Empty)) {
             told.note(&note);
+        } else if let Some(note) = self.unprofiled(engine, &planned) {
+            told.note(&note);
         }
         if matches!(found, Found::Cuda(_)) {
             if options.threads.is_none() && self.schedules(engine) {
@@ -302,8 +291,8 @@ impl DeviceOptions {
         let split = engine.split.as_mut().expect("placed");
         split.cache.barrier = self.barrier;
         split.cache.set_moves(&mut *split.device, &machine.moves);
-        self.schedule(engine, need, &planned, lookahead, told)?;
-        Ok(Some(DeviceSession { budget: planned.budget, keep_history: self.history }))
+        self.schedule(engine, need, &planned, lookahead)?;
+        Ok(Some(DeviceSession { budget: planned.budget }))
     }
 
     /// Checks whether [`DeviceOptions::apply`] would be refused, as far as that can be told without opening a device: another model may
@@ -321,9 +310,6 @@ impl DeviceOptions {
         if !self.has_budget() {
             return Ok(exchange(self.chunk.unwrap_or(CHUNK), false));
         }
-        if self.history && self.schedules(engine) {
-            artifacts::find_own(&engine.model, artifacts::history(&engine.model), history_file::open, told);
-        }
         let lookahead = self.lookahead(engine, options, &Quiet)?;
         let plan = self.plan(engine, need, self.vram, self.on_device(&lookahead), told)?.plan;
         Ok(exchange(plan.chunk, plan.sequences > 0))
@@ -339,24 +325,10 @@ impl DeviceOptions {
         told: &dyn Listener,
     ) -> Result<Planned> {
         let model = &engine.model;
-        let (layers, clusters) = (model.config.layers, model.config.movable());
-        let mut active = None;
-        let (counts, tokens) = match artifacts::profile_if_good(model, told) {
-            Some((path, profile)) => (
-                {
-                    if let Some(note) = artifacts::lacks_inside(model, &profile, &path) {
-                        told.note(&note);
-                    }
-                    let by_gates = engine.sparsity().inside(0).is_none();
-                    active =
-                        (by_gates && model.config.neurons_inside()).then(|| artifacts::counts(model, &profile, false));
-                    artifacts::counts(model, &profile, by_gates)
-                },
-                profile.texts.iter().map(|t| t.info.tokens as u64).sum(),
-            ),
-            // Without a profile every cluster counts the same, and the scheduler takes none for frequent.
-            None => (vec![vec![1; clusters]; layers], 10),
-        };
+        let layers = model.config.layers;
+        let by_gates = engine.sparsity().inside(0).is_none();
+        let activity = Activity::find(model, by_gates, self.history && !self.is_fixed(), told);
+        let counts = &activity.counts;
         let machine = match &self.machine {
             None if self.deterministic => machine::fixed(told),
             named => machine::find(named.as_deref(), told)?,
@@ -375,7 +347,7 @@ impl DeviceOptions {
             },
             sequences: need.sequences,
             predictor_bytes: predictor_bytes(engine.sparsity(), lookahead, &model.config),
-            computed_share: computed_share(engine, &counts, tokens),
+            computed_share: computed_share(engine, counts, activity.tokens),
             ilp_seconds: None,
             // Sums over other numbers of tokens are rounded otherwise.
             chunk: self.chunk.or(self.deterministic.then_some(CHUNK)),
@@ -385,29 +357,61 @@ impl DeviceOptions {
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
         if let Some(share) = self.vram_share {
-            let ends = plan(&footprint, &counts, &machine, &Request { vram: None, ffn_share: None, ..request })?;
+            let ends = plan(&footprint, counts, &machine, &Request { vram: None, ffn_share: None, ..request })?;
             let room = (ends.full_bytes - ends.without_neurons_bytes) as f64 * share;
             request.vram = Some(ends.without_neurons_bytes + room.ceil() as u64);
         }
-        let mut plan = plan(&footprint, &counts, &machine, &request)?;
+        let mut plan = plan(&footprint, counts, &machine, &request)?;
         let slots = plan.slots();
         let neurons = match &self.placement {
-            Placement::Static => policy::neurons(PlacementPolicy::Static, &counts, &slots, 0),
-            Placement::Random { seed } => policy::neurons(PlacementPolicy::Random, &counts, &slots, *seed),
+            Placement::Static => policy::neurons(PlacementPolicy::Static, counts, &slots, 0),
+            Placement::Random { seed } => policy::neurons(PlacementPolicy::Random, counts, &slots, *seed),
             Placement::Empty => vec![Vec::new(); layers],
             Placement::File(path) => placed_by_file(path, model, &mut plan, (&request, &footprint))?,
         };
         // Its working memory stays as it is when the budget changes.
         request.chunk = Some(plan.chunk);
         request.streamed_layers = Some(plan.streamed_layers);
-        Ok(Planned { plan, neurons, tokens, active, budget: VramBudget { footprint, counts, machine, request } })
+        let budget = VramBudget { footprint, counts: counts.clone(), machine, request };
+        Ok(Planned { plan, neurons, activity, budget })
     }
 
-    /// Whether a scheduler is started: a dense model needs all neurons of a layer for every token, so there is nothing to choose.
+    /// Whether a scheduler is started.
     fn schedules(&self, engine: &Engine) -> bool {
-        let routed = engine.model.config.form.experts.is_some_and(|experts| experts.routed());
-        let chooses = routed || !engine.sparsity().is_dense();
-        (self.policy != Migration::Static || self.live) && chooses
+        (self.policy != Migration::Static || self.live) && chooses(engine)
+    }
+
+    /// Whether the same text is to come from every start: then nothing moves, and nothing is learnt.
+    fn is_fixed(&self) -> bool {
+        self.deterministic && self.live
+    }
+
+    /// Whether this run learns for the next start.
+    fn learns(&self, engine: &Engine, planned: &Planned) -> bool {
+        let wanted = self.learn && !self.is_fixed() && chooses(engine);
+        wanted
+            && match planned.activity.source {
+                Source::Profile(_) => false,
+                _ if self.schedules(engine) => true,
+                // Nothing moves, and observing costs a little.
+                Source::Learnt { tokens, .. } => tokens < ENOUGH && !planned.holds_all(&engine.model),
+                Source::Nothing => !planned.holds_all(&engine.model),
+            }
+    }
+
+    /// What to say where neurons are placed without knowing which are active.
+    fn unprofiled(&self, engine: &Engine, planned: &Planned) -> Option<String> {
+        let known = planned.activity.source != Source::Nothing || planned.holds_all(&engine.model);
+        if known || !chooses(engine) || self.placement != Placement::Static {
+            return None;
+        }
+        let noun =
+            engine.model.config.form.experts.filter(|experts| !experts.by_neuron).map_or("neurons", |_| "experts");
+        let learns = if self.learns(engine, planned) { "; this run learns for the next start" } else { "" };
+        Some(format!(
+            "note: this model has no activation profile, so it is not known which {noun} belong on the device; make one: dynamicinfer profile \
+             MODEL --text FILE{learns}"
+        ))
     }
 
     /// The part of a look-ahead that the device does for the scheduler.
@@ -458,35 +462,17 @@ impl DeviceOptions {
     }
 
     /// Starts the scheduler, unless nothing can move.
-    fn schedule(
-        &self,
-        engine: &mut Engine,
-        need: Need,
-        planned: &Planned,
-        lookahead: LooksAhead,
-        told: &dyn Listener,
-    ) -> Result<()> {
-        let Planned { neurons: placed, tokens, active, budget, .. } = planned;
-        let policy = self.policy;
-        if !self.schedules(engine) {
+    fn schedule(&self, engine: &mut Engine, need: Need, planned: &Planned, lookahead: LooksAhead) -> Result<()> {
+        let Planned { neurons: placed, activity, budget, .. } = planned;
+        let (policy, learns) = (self.policy, self.learns(engine, planned));
+        if !self.schedules(engine) && !learns {
             return Ok(());
         }
         let model = engine.model.clone();
         let layers = model.config.layers;
         let on_device = self.on_device(&lookahead).cloned();
         let (predictor, ahead) = lookahead;
-        let kept = match self.history {
-            true => artifacts::find_own(&model, artifacts::history(&model), history_file::open, told),
-            false => None,
-        };
-        let known = |l: usize| match &kept {
-            Some(file) => history_file::read(file, l),
-            None => Ok(active.as_ref().unwrap_or(&budget.counts)[l]
-                .iter()
-                .map(|&n| n as f32 / (*tokens).max(1) as f32)
-                .collect()),
-        };
-        let history = (0..layers).map(|l| Ok(model.layers[l].order.into_store(known(l)?)));
+        let history = (0..layers).map(|l| model.layers[l].order.into_store(activity.frequencies(l)));
         let positions = |(l, neurons): (usize, &Vec<PublishedId>)| model.layers[l].order.positions(neurons);
         // Inside experts both sides have the same threshold.
         let balanced = !model.config.neurons_inside();
@@ -506,7 +492,7 @@ impl DeviceOptions {
             sequences: need.sequences,
             predictor: predictor.map(|(predictor, _)| predictor),
             thresholds: (0..layers).map(|l| own(l).filter(|_| balanced)).collect(),
-            history: history.collect::<Result<_>>()?,
+            history: history.collect(),
             placed: placed.iter().enumerate().map(positions).collect(),
             kernels: engine.kernels,
             link_gb_s: budget.machine.link_gb_s,
@@ -514,7 +500,8 @@ impl DeviceOptions {
                 .then_some(Latency { observation_ns: OBSERVATION_NS, gb_s: budget.machine.dram_gb_s }),
         };
         let block_bytes = budget.footprint.block_bytes as usize;
-        let background = Background::start(model, block_bytes, setting)
+        let learner = learns.then(|| learner(&model, activity));
+        let background = Background::start_learning(model, block_bytes, setting, learner)
             .map_err(|e| Error::Failed(format!("the scheduler's thread cannot be started: {e}")))?;
         let split = engine.split.as_mut().expect("placed");
         split.migrator = Some(Box::new(background));
@@ -524,6 +511,12 @@ impl DeviceOptions {
         split.lookahead = on_device;
         engine.upload_predictors().map_err(out_of_memory)
     }
+}
+
+/// Whether a token needs only some neurons or experts of a layer: of a dense model it needs all, so there is nothing to choose.
+fn chooses(engine: &Engine) -> bool {
+    let routed = engine.model.config.form.experts.is_some_and(|experts| experts.routed());
+    routed || !engine.sparsity().is_dense()
 }
 
 fn virtual_device(budget: u64, machine: &MachineProfile, fail_after: Option<u64>) -> VirtualDevice {

@@ -1,6 +1,7 @@
 //! Opens an engine from plain options: finds and packs the model, reads its predictors and profile, plans and opens a device, places
 //! neurons on it and starts the scheduler's thread. Everything that runs a model comes through here; nothing here knows a command line.
 
+pub mod activity;
 pub mod artifacts;
 pub mod calibration;
 #[cfg(feature = "cuda")]
@@ -12,6 +13,7 @@ pub mod device;
 mod device_check;
 pub mod embedded;
 mod kernels;
+mod learning;
 pub mod machine;
 pub mod model;
 pub mod place;

@@ -167,13 +167,17 @@ fn a_log_that_nobody_reads_stops_nothing() {
     assert_eq!(daemon.wait().code(), Some(0));
 }
 
-/// What the scheduler has learnt is kept when the model goes, and the next load begins with it. A disk that takes nothing costs
-/// a warning, not the one that is there, and not the daemon.
+/// What a model without a profile has taught is kept when it goes, and the next load begins with it. A disk that takes nothing costs a warning,
+/// not the file that is there, and not the daemon.
 #[test]
 fn what_was_learnt_is_kept_when_the_model_goes_and_a_full_disk_keeps_the_old() {
     let dir = tempfile::tempdir().unwrap();
-    let device = ["--device", "virtual", "--ffn-share", "0.25", "--predictor", "sign"];
-    let mut daemon = Daemon::start_in(dir.path(), &device);
+    let model = format!("{}/tests/fixtures/models/relullama", env!("CARGO_MANIFEST_DIR"));
+    let load = json!({ "model": model });
+    let device = ["--device", "virtual", "--machine", "demo-pc", "--ffn-share", "0.25", "--predictor", "sign"];
+    let mut daemon = Daemon::spawn(dir.path(), &[&["serve", &model], &device[..]].concat(), &[]);
+    daemon.wait_for("this run learns for the next start");
+    daemon.wait_for("is ready");
     let history = || {
         let models = dir.path().join(".local/share/dynamicinfer/models");
         let kept = std::fs::read_dir(models).into_iter().flatten().flatten().map(|model| model.path());
@@ -186,7 +190,7 @@ fn what_was_learnt_is_kept_when_the_model_goes_and_a_full_disk_keeps_the_old() {
     let first = std::fs::read(&kept).unwrap();
     // A file in place of the directory: whatever is written there fails, for root as well.
     let (models, away) = (kept.parent().unwrap(), dir.path().join("away"));
-    assert_eq!(daemon.post("/v1/x/models/load", &json!({"model": "demo"})).status, 200);
+    assert_eq!(daemon.post("/v1/x/models/load", &load).status, 200);
     text(&daemon);
     std::fs::rename(models, &away).unwrap();
     std::fs::write(models, "in the way").unwrap();
@@ -197,7 +201,7 @@ fn what_was_learnt_is_kept_when_the_model_goes_and_a_full_disk_keeps_the_old() {
     std::fs::rename(&away, models).unwrap();
     assert!(std::fs::read(&kept).unwrap() == first);
     // And at the end of the daemon.
-    assert_eq!(daemon.post("/v1/x/models/load", &json!({"model": "demo"})).status, 200);
+    assert_eq!(daemon.post("/v1/x/models/load", &load).status, 200);
     text(&daemon);
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait().code(), Some(0));

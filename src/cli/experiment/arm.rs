@@ -192,7 +192,7 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
         lookahead_on: f.one_of("lookahead_on")?.unwrap_or(LookaheadOnArg::Scheduler),
         deterministic: f.flag("deterministic")?,
         // Rows must not learn from those before them.
-        no_history: f.get("no_history")?.unwrap_or(true),
+        no_learn: f.get("no_history")?.unwrap_or(true),
         vram_schedule: Vec::new(),
         fail_after: f.get("fail_after")?,
         wall_clock: f.flag("wall_clock")?,
@@ -200,7 +200,7 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
     };
     let refused = "an arm cannot be: vram_share is of a device, from 0 to 1, and takes the place of vram";
     let wrong = vram_share.is_some_and(|share: f64| !(0.0..=1.0).contains(&share) || args.vram.is_some());
-    match (args.options()?, vram_share) {
+    match (args.options_to_measure()?, vram_share) {
         (None, Some(_)) => Err(Error::Usage(refused.into())),
         _ if wrong => Err(Error::Usage(refused.into())),
         (options, _) => Ok(options.map(|options| DeviceOptions { vram_share, ..options })),
