@@ -229,7 +229,10 @@ impl DeviceArgs {
         }))
     }
 
-    /// As [`DeviceArgs::options`], of a verb that measures: it uses what was learnt, and its texts are nobody's.
+    /// As [`DeviceArgs::options`], for a verb that measures: it uses what was learnt, and nothing is learnt from its texts.
+    ///
+    /// # Errors
+    /// As [`DeviceArgs::options`].
     pub fn options_to_measure(&self) -> Result<Option<DeviceOptions>> {
         Ok(self.options()?.map(|options| DeviceOptions { learn: false, ..options }))
     }

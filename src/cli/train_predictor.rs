@@ -6,11 +6,11 @@ use crate::error::{Error, Result};
 use crate::formats::predictor_file::Header;
 use crate::formats::sections;
 use crate::lab::profile::JoinedTexts;
-use crate::lab::samples::{Extent, Plan, Samples, WINDOW, collect_beside};
+use crate::lab::samples::{Extent, Plan, Samples, WINDOW, collect_and_count};
 use crate::lab::train::{self, Job, Options, Summary};
 use crate::model::Model;
 use crate::open::artifacts::{self, Kind};
-use crate::open::calibration::{keep_profile, profile_beside};
+use crate::open::calibration::{keep_profile, profile_counter};
 use crate::open::model::free_bytes;
 use crate::tokenizer::Tokenizer;
 use comfy_table::Table;
@@ -212,9 +212,9 @@ pub fn samples(engine: &mut Engine, asked: &Asked, dir: &Path) -> Result<Samples
     }
     let progress = Progress::new("running the model", Unit::Tokens);
     let step = |done, total| progress.step(done, total);
-    let mut profile = profile_beside(&engine.model, &asked.texts);
+    let mut profile = profile_counter(&engine.model, &asked.texts);
     let (tokens, thresholds) = (&asked.texts.tokens, &asked.options.activation_thresholds);
-    let samples = collect_beside(engine, tokens, (&plan, profile.as_mut()), thresholds, &path, step)?;
+    let samples = collect_and_count(engine, tokens, (&plan, profile.as_mut()), thresholds, &path, step)?;
     progress.finish();
     keep_profile(&engine.model, profile, &Terminal);
     Ok(samples)

@@ -261,8 +261,8 @@ impl JoinedTexts {
     }
 }
 
-/// A profile that is counted while a model with zeros runs over windows of texts for another reason.
-pub struct ProfileBeside {
+/// Counts a profile while a model with zeros runs over windows of texts for another reason.
+pub struct ProfileCounter {
     profile: Profile,
     accumulator: Accumulator,
     activation: Activation,
@@ -270,10 +270,10 @@ pub struct ProfileBeside {
     firsts: Vec<usize>,
 }
 
-impl ProfileBeside {
+impl ProfileCounter {
     /// An empty profile of these texts, to be counted in windows of at most `window` tokens; `None` for a model without zeros, whose activation
     /// thresholds have to be found first.
-    pub fn new(model: &Model, texts: &JoinedTexts, window: usize, kv: KvType) -> Option<ProfileBeside> {
+    pub fn new(model: &Model, texts: &JoinedTexts, window: usize, kv: KvType) -> Option<ProfileCounter> {
         if !model.config.has_zeros() {
             return None;
         }
@@ -289,7 +289,7 @@ impl ProfileBeside {
         let texts = texts.texts.iter().map(|text| empty_text(info(text), &header, extras)).collect();
         let accumulator = Accumulator::new(&header, model.config.activation, extras);
         let (profile, activation) = (Profile { header, texts }, model.config.activation);
-        Some(ProfileBeside { profile, accumulator, activation, firsts })
+        Some(ProfileCounter { profile, accumulator, activation, firsts })
     }
 
     /// A window begins.

@@ -6,7 +6,7 @@
 //! `[tokens, used]`: of a mixture the labels are of these; other models have one expert, and every token has it. The training tokens come
 //! first, then those held back. Only the trainer reads the file: it has no header, and its name says which samples it holds.
 
-use super::profile::ProfileBeside;
+use super::profile::ProfileCounter;
 use crate::engine::{Engine, Logits, Observer, Seen, SeenAttention, SeenExperts, Session};
 use crate::error::{Error, Result};
 use crate::formats::{MappedFile, temporary};
@@ -256,17 +256,17 @@ pub fn collect(
     path: &Path,
     step: impl FnMut(u64, u64) -> Result<()>,
 ) -> Result<Samples> {
-    collect_beside(engine, tokens, (plan, None), activation_thresholds, path, step)
+    collect_and_count(engine, tokens, (plan, None), activation_thresholds, path, step)
 }
 
 /// As [`collect`]; `profile` counts in the same passes.
 ///
 /// # Errors
 /// As [`collect`]; [`Error::Failed`] where the model computes values that are not numbers.
-pub fn collect_beside(
+pub fn collect_and_count(
     engine: &mut Engine,
     tokens: &[u32],
-    (plan, mut profile): (&Plan, Option<&mut ProfileBeside>),
+    (plan, mut profile): (&Plan, Option<&mut ProfileCounter>),
     activation_thresholds: &[f32],
     path: &Path,
     mut step: impl FnMut(u64, u64) -> Result<()>,

@@ -7,8 +7,8 @@ use crate::engine::Engine;
 use crate::error::{Result, human_bytes, printable};
 use crate::formats::read_text;
 use crate::interrupt;
-use crate::lab::profile::{JoinedTexts, ProfileBeside};
-use crate::lab::samples::{Plan, WINDOW, collect_beside};
+use crate::lab::profile::{JoinedTexts, ProfileCounter};
+use crate::lab::samples::{Plan, WINDOW, collect_and_count};
 use crate::lab::train::{Job, Options, calibrate_sign};
 use crate::model::{KvType, Model};
 use crate::tokenizer::Tokenizer;
@@ -51,10 +51,10 @@ pub fn calibrate(engine: &mut Engine, texts: &[PathBuf], told: &dyn Listener) ->
         made: serde_json::json!({ "texts": names, "tokens": plan.extent.tokens() }),
     };
     let path = output.with_extension("samples");
-    let mut profile = profile_beside(&model, &joined);
+    let mut profile = profile_counter(&model, &joined);
     let thresholds = &options.activation_thresholds;
     let counting = (&plan, profile.as_mut());
-    let samples = collect_beside(engine, tokens, counting, thresholds, &path, |_, _| interrupt::check());
+    let samples = collect_and_count(engine, tokens, counting, thresholds, &path, |_, _| interrupt::check());
     if samples.is_ok() {
         keep_profile(&model, profile, told);
     }
@@ -69,15 +69,15 @@ pub fn calibrate(engine: &mut Engine, texts: &[PathBuf], told: &dyn Listener) ->
 }
 
 /// A profile to count while samples are taken from these texts; `None` for a model that has one, or whose activation thresholds are not known.
-pub fn profile_beside(model: &Model, texts: &JoinedTexts) -> Option<ProfileBeside> {
+pub fn profile_counter(model: &Model, texts: &JoinedTexts) -> Option<ProfileCounter> {
     // One that is damaged stays where it is.
     let has_none = matches!(artifacts::profile(model), Ok(None));
-    has_none.then(|| ProfileBeside::new(model, texts, WINDOW.min(model.config.context), KvType::F16)).flatten()
+    has_none.then(|| ProfileCounter::new(model, texts, WINDOW.min(model.config.context), KvType::F16)).flatten()
 }
 
 /// Keeps a profile that was counted on the way to something else, and says where. A failure is only a warning.
-pub fn keep_profile(model: &Model, counted: Option<ProfileBeside>, told: &dyn Listener) {
-    let Some(profile) = counted.and_then(ProfileBeside::finish) else { return };
+pub fn keep_profile(model: &Model, counted: Option<ProfileCounter>, told: &dyn Listener) {
+    let Some(profile) = counted.and_then(ProfileCounter::finish) else { return };
     let written = artifacts::update_path(model, Kind::Profile).and_then(|path| profile.write(&path).map(|()| path));
     told.note(&match written {
         Ok(path) => format!("{}: activation profile written", printable(&path.to_string_lossy())),

@@ -107,7 +107,8 @@ pub struct DeviceOptions {
     pub deterministic: bool,
     /// Without a profile, place neurons by what earlier runs have learnt.
     pub history: bool,
-    /// Without a profile, learn from this run for the next start; [`DeviceSession::finish`] writes it, as do ten minutes.
+    /// Without a profile, learn from this run for the next start. [`DeviceSession::finish`] writes what was learnt, and so does the scheduler's
+    /// thread every ten minutes.
     pub learn: bool,
     /// Lets the virtual device fail for good after this many kernels, as a GPU does after an illegal address; `None` never.
     pub fail_after: Option<u64>,
