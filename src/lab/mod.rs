@@ -24,6 +24,7 @@ pub mod record;
 pub mod replay;
 pub mod samples;
 pub mod simulate;
+pub mod stage_costs;
 pub mod synth;
 pub mod timeline;
 pub mod trace_run;
