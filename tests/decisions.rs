@@ -238,6 +238,7 @@ fn recorded(store: &Path, path: &Path, ahead: usize) -> TraceFile {
         predictor: Some(predictor),
         activation_thresholds,
         ahead,
+        lookaheads: Vec::new(),
         made,
     };
     record(&mut engine, &request, path, |_, _| Ok(())).unwrap();
@@ -262,6 +263,7 @@ fn by_replay(trace: &TraceFile, case: &Case) -> Vec<Vec<Moved>> {
         history: case.history.clone(),
         thresholds: trace.header().thresholds(None),
         cost: 0.0,
+        foreseen: false,
         seed: 1,
         skip: 0,
     };

@@ -119,6 +119,7 @@ fn hits(trace: &TraceFile, policy: Policy, share: f64, carried: f64) -> (f64, f6
         placed,
         history,
         cost: 0.0,
+        foreseen: false,
         seed: 1,
         skip,
     };
@@ -428,6 +429,7 @@ fn recorded(dir: &Path, shape: &Shape, name: &str) -> Routing {
         predictor: None,
         activation_thresholds: vec![0.0; shape.layers],
         ahead: 1,
+        lookaheads: Vec::new(),
         made: serde_json::Value::Null,
     };
     record(&mut engine, &request, &out, |_, _| Ok(())).unwrap();

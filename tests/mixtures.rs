@@ -91,9 +91,10 @@ fn a_trace_holds_the_experts_that_were_chosen() {
             predictor: None,
             activation_thresholds: vec![0.0; c.layers],
             ahead: 1,
+            lookaheads: Vec::new(),
             made: serde_json::Value::Null,
         };
-        let recall = record(&mut engine, &request, &path, |_, _| Ok(())).unwrap();
+        let recall = record(&mut engine, &request, &path, |_, _| Ok(())).unwrap()[0];
         let trace = TraceFile::open(&path).unwrap();
         let h = trace.header();
         assert_eq!((h.layers, h.ffn, h.predictor.as_str()), (c.layers, experts.count, "router"), "{name}");

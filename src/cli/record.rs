@@ -47,6 +47,12 @@ pub struct Args {
     /// Layers that the second prediction looks ahead
     #[arg(long, default_value_t = 1)]
     ahead: usize,
+    /// Also print, as JSON, which share of the active neurons is found from so many layers before
+    #[arg(long, value_name = "LAYERS,...", value_delimiter = ',', conflicts_with = "synth")]
+    lookaheads: Vec<usize>,
+    /// Of silu and gelu models: share of the neurons that count as inactive, those of the smallest |act(gate)| [default: 0.5]
+    #[arg(long, conflicts_with = "synth")]
+    sparsity: Option<f32>,
     /// Tokens per window; a window knows nothing of the one before [default: the model's context, at most 1024]
     #[arg(short, long = "ctx-size")]
     context: Option<usize>,
@@ -56,6 +62,9 @@ pub struct Args {
     /// Make a trace up: 12 texts of --max-tokens tokens (200), 8 layers of 2048 neurons, 10 % of them active
     #[arg(long)]
     synth: bool,
+    /// Of --synth: a file of settings, as configs/traces/paper.toml, instead of --max-tokens and --ahead
+    #[arg(long, value_name = "FILE.toml", requires = "synth", conflicts_with_all = ["experts", "max_tokens"])]
+    recipe: Option<PathBuf>,
     /// Of --synth
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -115,12 +124,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let progress = Progress::new("recording", Unit::Tokens);
     if args.synth {
-        let shape = TraceShape {
-            tokens_per_text: args.max_tokens.unwrap_or(200),
-            ahead: args.ahead,
-            seed: args.seed,
-            ..TraceShape::paper()
-        };
+        let shape = made_up(&args)?;
         announce(&args.output, shape.bytes())?;
         write_trace(&shape, &args.output, |done, all| progress.step(done, all))?;
         progress.finish();
@@ -134,12 +138,70 @@ pub fn run(args: Args) -> Result<()> {
     if window == 0 || args.max_tokens == Some(0) {
         return Err(Error::Usage("-c and --max-tokens: take at least one token".into()));
     }
-    if args.ahead == 0 || args.ahead >= model.config.layers {
-        let why = format!("--ahead {}: the model has {} layers; take 1 or more", args.ahead, model.config.layers);
-        return Err(Error::Usage(why));
+    for (name, ahead) in
+        std::iter::once(("--ahead", args.ahead)).chain(args.lookaheads.iter().map(|&a| ("--lookaheads", a)))
+    {
+        if ahead >= model.config.layers || (ahead == 0 && name == "--ahead") {
+            let why = format!("{name} {ahead}: the model has {} layers; take 1 or more", model.config.layers);
+            return Err(Error::Usage(why));
+        }
     }
     check_context(&model, window, args.engine.kv())?;
     let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
+    let texts = read(&args, &tokenizer)?;
+    let mut engine = args.engine.engine(model)?;
+    let (predictor, activation_thresholds) = if engine.model.has_neurons() {
+        let (one, thresholds) = sparsity_arg::one(&engine, args.predictor, args.predictor_file.clone(), args.sparsity)?;
+        (Some(one), thresholds)
+    } else if args.predictor.is_some() || args.predictor_file.is_some() || args.sparsity.is_some() {
+        return Err(Error::Usage(
+            "--predictor, --sparsity: of a mixture's experts or of clusters a trace holds which are used, and routers predict that; leave it out"
+                .into(),
+        ));
+    } else {
+        (None, vec![0.0; engine.model.config.layers])
+    };
+    let made = serde_json::json!({
+        "program": concat!("dynamicinfer ", env!("CARGO_PKG_VERSION")),
+        "weights": engine.model.quant.name(),
+        "window": window,
+        "sparsity": args.sparsity,
+    });
+    let request = Request {
+        texts,
+        window,
+        kv: args.engine.kv(),
+        predictor,
+        activation_thresholds,
+        ahead: args.ahead,
+        lookaheads: args.lookaheads.clone(),
+        made,
+    };
+    let header = request.header(&engine);
+    announce(&args.output, header.token_bytes() * header.tokens() as u64)?;
+    let result = record(&mut engine, &request, &args.output, |done, all| progress.step(done, all));
+    progress.finish();
+    if let Err(Error::Interrupted) = result {
+        eprintln!("{} holds what was recorded so far", args.output.display());
+    }
+    let recalls = result?;
+    eprintln!("{} written", args.output.display());
+    if !args.lookaheads.is_empty() {
+        super::print_json(&serde_json::json!({ "recall": recalls[1..] }))?;
+    }
+    if let Some(share) = recalls[0].share().filter(|_| !engine.model.has_neurons()) {
+        let layers = if args.ahead == 1 { "1 layer".to_owned() } else { format!("{} layers", args.ahead) };
+        eprintln!(
+            "a layer's router, asked {layers} before, chose {:.1} % of the experts that were then used",
+            100.0 * share
+        );
+        eprintln!("{}", in_words(&Routing::of(&TraceFile::open(&args.output)?)));
+    }
+    Ok(())
+}
+
+/// The tokens of each text, with its name.
+fn read(args: &Args, tokenizer: &Tokenizer) -> Result<Vec<(String, Vec<u32>)>> {
     let mut texts = Vec::new();
     for path in &args.text {
         let mut tokens = tokenizer.encode_prompt(&super::eval::read_text(path)?, Special::AsText)?;
@@ -150,43 +212,26 @@ pub fn run(args: Args) -> Result<()> {
         }
         texts.push((name, tokens));
     }
-    let mut engine = args.engine.engine(model)?;
-    let (predictor, activation_thresholds) = if engine.model.has_neurons() {
-        let (one, thresholds) = sparsity_arg::one(&engine, args.predictor, args.predictor_file.clone())?;
-        (Some(one), thresholds)
-    } else if args.predictor.is_some() || args.predictor_file.is_some() {
-        return Err(Error::Usage(
-            "--predictor: of a mixture's experts or of clusters a trace holds which are used, and routers predict that; leave it out"
-                .into(),
-        ));
-    } else {
-        (None, vec![0.0; engine.model.config.layers])
+    Ok(texts)
+}
+
+/// The shape of a made-up trace.
+fn made_up(args: &Args) -> Result<TraceShape> {
+    let shape = match &args.recipe {
+        None => TraceShape {
+            tokens_per_text: args.max_tokens.unwrap_or(200),
+            ahead: args.ahead,
+            seed: args.seed,
+            ..TraceShape::paper()
+        },
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+            let shape: TraceShape = toml::from_str(&text).map_err(|why| Error::bad(path, "recipe", why.to_string()))?;
+            TraceShape { seed: args.seed, ..shape }
+        }
     };
-    let made = serde_json::json!({
-        "program": concat!("dynamicinfer ", env!("CARGO_PKG_VERSION")),
-        "weights": engine.model.quant.name(),
-        "window": window,
-    });
-    let request =
-        Request { texts, window, kv: args.engine.kv(), predictor, activation_thresholds, ahead: args.ahead, made };
-    let header = request.header(&engine);
-    announce(&args.output, header.token_bytes() * header.tokens() as u64)?;
-    let result = record(&mut engine, &request, &args.output, |done, all| progress.step(done, all));
-    progress.finish();
-    if let Err(Error::Interrupted) = result {
-        eprintln!("{} holds what was recorded so far", args.output.display());
-    }
-    let recall = result?;
-    eprintln!("{} written", args.output.display());
-    if let Some(share) = recall.share().filter(|_| !engine.model.has_neurons()) {
-        let layers = if args.ahead == 1 { "1 layer".to_owned() } else { format!("{} layers", args.ahead) };
-        eprintln!(
-            "a layer's router, asked {layers} before, chose {:.1} % of the experts that were then used",
-            100.0 * share
-        );
-        eprintln!("{}", in_words(&Routing::of(&TraceFile::open(&args.output)?)));
-    }
-    Ok(())
+    shape.check()?;
+    Ok(shape)
 }
 
 /// How a mixture's experts were used.

@@ -7,14 +7,14 @@
 //! for the next layer can arrive during that layer's attention, and those of one decision arrive together.
 
 use super::link::{Copy, Link};
-use crate::cache::{PerTier, Slot, SlotTable};
+use crate::cache::{PerTier, Slot, SlotTable, Tier};
 use crate::device::{Stream, Totals};
 use crate::formats::trace_file::{TraceFile, TraceSection};
 use crate::ids::{LayerId, SlotId, StoreId};
 use crate::scheduler::thresholds::to_bin;
 use crate::scheduler::{DeviceState, Fired, LayerObservation, LayerTimes, Move, Prompt, Scheduler, SchedulerOptions};
 
-/// Replaces `out` by the neurons whose bits are set in a row of [`TraceSection::Active`], in rising order.
+/// Replaces `out` by the neurons whose bits are set in a row of [`TraceSection::Active`] or of another one of bits, in rising order.
 pub fn active(row: &[u8], out: &mut Vec<u32>) {
     out.clear();
     for (i, word) in row.chunks_exact(4).enumerate() {
@@ -68,6 +68,8 @@ pub struct TraceRun<'a> {
     pub scheduler: Scheduler,
     ahead: usize,
     tables: Vec<SlotTable>,
+    /// Whether each neuron is resident on the device, `[layers][ffn]`.
+    resident: Vec<Vec<bool>>,
     /// Copies on their way to the device.
     pub link: Link,
     copies: Copies,
@@ -82,6 +84,8 @@ pub struct TraceRun<'a> {
     /// Probabilities, times 255, from which on a neuron is computed: on the CPU and on the device, `[layers]`.
     pub thresholds: Vec<PerTier<u8>>,
     decisions: Vec<OwnedDecision>,
+    /// Whether look-ahead is never wrong: it says what will be active, whatever the trace's predictor said.
+    pub foreseen: bool,
     /// Neurons that were truly active, in the layer and token that [`TraceRun::choose`] was last called for.
     pub truth: Vec<u32>,
     /// Neurons that are computed there, in rising order.
@@ -90,6 +94,10 @@ pub struct TraceRun<'a> {
     pub here: Vec<bool>,
     slots: Vec<Slot>,
     ahead_slots: Vec<Slot>,
+    /// Memory for probabilities that the trace has as bits: a layer's own, and those of a layer ahead.
+    unpacked: [Vec<u8>; 2],
+    /// Masks of a pass of one token: a one for each neuron.
+    ones: Vec<u32>,
     /// What each layer took at its last use, as far as the run knows it.
     pub times: Vec<LayerTimes>,
     /// The layer that the scheduler got last, and the neurons that were active and computed there.
@@ -124,10 +132,13 @@ impl<'a> TraceRun<'a> {
             }
             table
         };
+        let tables: Vec<SlotTable> = slots.iter().zip(&setting.placed).map(table).collect();
+        let is_resident = |table: &SlotTable| (0..h.ffn).map(|n| table.location(StoreId::new(n)).is_device()).collect();
         TraceRun {
             trace,
             ahead,
-            tables: slots.iter().zip(&setting.placed).map(table).collect(),
+            resident: tables.iter().map(is_resident).collect(),
+            tables,
             scheduler: Scheduler::new(setting),
             link: Link::default(),
             copies,
@@ -138,11 +149,14 @@ impl<'a> TraceRun<'a> {
             thresholds: thresholds.iter().map(|&t| PerTier::all(bin(t))).collect(),
             own: thresholds,
             decisions: Vec::new(),
+            foreseen: false,
             truth: Vec::new(),
             computed: Vec::new(),
             here: vec![false; h.ffn],
             slots: Vec::new(),
             ahead_slots: Vec::new(),
+            unpacked: Default::default(),
+            ones: vec![1; h.ffn],
             times: vec![LayerTimes::default(); h.layers],
             fired: (None, Vec::new()),
         }
@@ -154,9 +168,14 @@ impl<'a> TraceRun<'a> {
             if let Some(probabilities) = thresholds {
                 self.thresholds[layer] = probabilities.map(bin);
             }
-            let table = &mut self.tables[layer];
-            let slots = moves.iter().filter(|m| table.fill(m.slot(), m.neuron()).is_ok()).map(|m| m.slot()).collect();
-            self.send(layer, slots);
+            let (table, resident) = (&mut self.tables[layer], &mut self.resident[layer]);
+            let mut filled = Vec::with_capacity(moves.len());
+            for m in &moves {
+                let Ok(evicted) = table.fill(m.slot(), m.neuron()) else { continue };
+                evicted.into_iter().for_each(|old| resident[old.index()] = false);
+                filled.push(m.slot());
+            }
+            self.send(layer, filled);
         }
     }
 
@@ -186,41 +205,39 @@ impl<'a> TraceRun<'a> {
     /// Makes the neurons that have arrived for this layer resident and chooses the neurons to compute: those whose probability, predicted
     /// from the layer's own residual, reaches the threshold of CPU or device, wherever they lie.
     pub fn choose(&mut self, layer: usize, token: usize) {
-        self.land(layer);
-        let table = &self.tables[layer];
-        let thresholds = self.thresholds[layer];
-        self.computed.clear();
-        for (n, &p) in self.trace.row(TraceSection::Own, layer, token).iter().enumerate() {
-            let location = table.location(StoreId(n as u32));
-            self.here[n] = location.is_device();
-            if p >= thresholds[location.tier()] {
-                self.computed.push(n as u32);
-            }
+        self.find(layer);
+        let (trace, thresholds) = (self.trace, self.thresholds[layer]);
+        // A probability of 0 reaches no threshold but 0.
+        if trace.has_bits(TraceSection::Own) && Tier::ALL.into_iter().all(|tier| thresholds[tier] > 0) {
+            active(trace.row(TraceSection::Own, layer, token), &mut self.computed);
+        } else {
+            let own = trace.probabilities(TraceSection::Own, layer, token, &mut self.unpacked[0]);
+            let least = [Tier::Host, Tier::Device].map(|tier| thresholds[tier]);
+            let reaches =
+                own.iter().zip(&self.here).enumerate().filter(|(_, (p, here))| **p >= least[usize::from(**here)]);
+            self.computed.clear();
+            self.computed.extend(reaches.map(|(n, _)| n as u32));
         }
-        active(self.trace.row(TraceSection::Active, layer, token), &mut self.truth);
+        active(trace.row(TraceSection::Active, layer, token), &mut self.truth);
     }
 
-    /// Makes the neurons that have arrived for this layer resident.
-    fn land(&mut self, layer: usize) {
+    /// Finds which of a layer's neurons are resident, [`TraceRun::here`]: with those that have arrived.
+    pub fn find(&mut self, layer: usize) {
         for slot in self.landed[layer].drain(..) {
             self.tables[layer].landed(slot);
             self.in_flight -= 1;
+            let neuron = self.tables[layer].slots()[slot.index()].resident().expect("it has landed");
+            self.resident[layer][neuron.index()] = true;
         }
-    }
-
-    /// Finds which of a layer's neurons are resident for a prompt's chunk, [`TraceRun::here`]: with those that have arrived.
-    pub fn find(&mut self, layer: usize) {
-        self.land(layer);
-        let table = &self.tables[layer];
-        self.here.iter_mut().enumerate().for_each(|(n, here)| *here = table.location(StoreId::new(n)).is_device());
+        self.here.copy_from_slice(&self.resident[layer]);
     }
 
     /// Gives the scheduler a layer of a prompt's chunk of `tokens` tokens, of which so many have each neuron, `counts`. Nothing moves for it.
     pub fn prompted(&mut self, layer: usize, tokens: usize, begins: bool, counts: &[u32]) {
         let all: Vec<StoreId> = (0..counts.len()).map(StoreId::new).collect();
         let (fired_layer, neurons) = std::mem::take(&mut self.fired);
-        let masks = vec![1; neurons.len()];
-        let fired = fired_layer.map(|layer| Fired { layer, neurons: &neurons, masks: &masks, sequences: &SEQUENCE });
+        let masks = &self.ones[..neurons.len()];
+        let fired = fired_layer.map(|layer| Fired { layer, neurons: &neurons, masks, sequences: &SEQUENCE });
         let observation = LayerObservation {
             layer: LayerId::new(layer),
             sequences: &SEQUENCE,
@@ -265,8 +282,10 @@ impl<'a> TraceRun<'a> {
             times: self.times[layer],
         };
         let (fired_layer, neurons) = &self.fired;
-        let masks = vec![1; neurons.len()];
-        let fired = fired_layer.map(|layer| Fired { layer, neurons, masks: &masks, sequences: &SEQUENCE });
+        let masks = &self.ones[..neurons.len()];
+        let fired = fired_layer.map(|layer| Fired { layer, neurons, masks, sequences: &SEQUENCE });
+        let [own, early] = &mut self.unpacked;
+        let looked_ahead = if self.foreseen { TraceSection::Active } else { TraceSection::Ahead };
         let observation = LayerObservation {
             layer: LayerId::new(layer),
             sequences: &SEQUENCE,
@@ -276,16 +295,20 @@ impl<'a> TraceRun<'a> {
             computed: bytemuck::cast_slice(&self.computed),
             prompt: None,
             device: Some(device),
-            own: balances.then(|| (self.own[layer], trace.row(TraceSection::Own, layer, token))),
-            ahead: self.tables.get(target).map(|_| trace.row(TraceSection::Ahead, target, token)),
+            own: balances.then(|| (self.own[layer], trace.probabilities(TraceSection::Own, layer, token, own))),
+            ahead: (target < self.tables.len()).then(|| trace.probabilities(looked_ahead, target, token, early)),
         };
         let decisions = &mut self.decisions;
         self.scheduler.step(&observation, |d| {
             decisions.push(OwnedDecision { layer: d.layer.index(), moves: d.moves.to_vec(), thresholds: d.thresholds });
         });
         // What is active is known once it is computed: with the next layer.
-        let active = self.computed.iter().filter(|n| self.truth.binary_search(n).is_ok());
-        self.fired = (Some(layer), active.map(|&n| StoreId(n)).collect());
+        let truth = trace.row(TraceSection::Active, layer, token);
+        let (fired_layer, neurons) = &mut self.fired;
+        *fired_layer = Some(layer);
+        neurons.clear();
+        let was_active = |n: &&u32| truth[**n as usize / 8] >> (**n % 8) & 1 == 1;
+        neurons.extend(self.computed.iter().filter(was_active).map(|&n| StoreId(n)));
         &self.decisions
     }
 }

@@ -63,18 +63,20 @@ struct Recorded<'a> {
     thresholds: Vec<f32>,
     /// Tokens that were begun.
     begun: usize,
+    /// Memory for probabilities that the trace has as bits.
+    unpacked: Vec<u8>,
 }
 
 impl<'a> Recorded<'a> {
     fn new(trace: &'a TraceFile, model: &'a Model) -> Recorded<'a> {
-        Recorded { trace, model, thresholds: trace.header().thresholds(None), begun: 0 }
+        Recorded { trace, model, thresholds: trace.header().thresholds(None), begun: 0, unpacked: Vec::new() }
     }
 
     /// The neurons of a layer that this token has computed, ascending; with layer 0 a token begins.
     fn next(&mut self, layer: usize, list: &mut Vec<StoreId>) {
         self.begun += usize::from(layer == 0);
         let token = (self.begun - 1) % self.trace.header().tokens();
-        let row = self.trace.row(TraceSection::Own, layer, token);
+        let row = self.trace.probabilities(TraceSection::Own, layer, token, &mut self.unpacked);
         let computed = |&n: &usize| f32::from(row[n]) / 255.0 >= self.thresholds[layer];
         let computed: Vec<PublishedId> = (0..row.len()).filter(computed).map(PublishedId::new).collect();
         *list = self.model.layers[layer].order.positions(&computed);

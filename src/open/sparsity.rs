@@ -244,13 +244,26 @@ pub(super) fn ahead(engine: &Engine, options: &SparsityOptions) -> Result<Option
     Ok(Some(ready.predictor))
 }
 
-/// One predictor for all layers, and the layers' activation thresholds, `[layers]`. Without a `kind` it is the best that there is (the
+/// One predictor for all layers, and the layers' activation thresholds, `[layers]`, which leave out `sparsity` of the neurons of a model
+/// without exact zeros (half of them where it is not said). Without a `kind` it is the best that there is (the
 /// exact one where that is dense); without a `file` the model's own is taken.
 ///
 /// # Errors
 /// [`Error::Usage`] for a predictor that this model does not have, [`Error::BadFile`] for one that is damaged or another model's.
-pub fn one(engine: &Engine, kind: Option<Kind>, file: Option<PathBuf>) -> Result<(Arc<dyn Predictor>, Vec<f32>)> {
-    let options = SparsityOptions { predictor_file: file, ..SparsityOptions::default() };
+pub fn one(
+    engine: &Engine,
+    kind: Option<Kind>,
+    file: Option<PathBuf>,
+    sparsity: Option<f32>,
+) -> Result<(Arc<dyn Predictor>, Vec<f32>)> {
+    let options = SparsityOptions { predictor_file: file, sparsity, ..SparsityOptions::default() };
+    let activation = engine.model.config.activation;
+    options.check_numbers(engine.model.config.layers)?;
+    if sparsity.is_some() && (activation.is_sparse() || !matches!(kind, None | Some(Kind::Exact))) {
+        return Err(Error::Usage(
+            "--sparsity is for silu and gelu models and the exact predictor; a trained one has the share that it was trained for".into(),
+        ));
+    }
     let mut found = Found::new(&options, &engine.model);
     let kind = match kind {
         Some(kind) => kind,

@@ -317,6 +317,8 @@ impl ExpertTrace {
             experts_used: Some(self.used),
             ahead: self.ahead,
             predictor: "router, made up".into(),
+            own_bits: 8,
+            ahead_bits: 8,
             thresholds: Vec::new(),
             texts: (0..self.texts).map(text).collect(),
             made,

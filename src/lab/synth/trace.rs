@@ -2,13 +2,14 @@
 //! between tokens' active sets and 0.53 to 0.57 between the hot sets of texts.
 //!
 //! As in `super::sparse` a neuron fires when u . z exceeds a threshold that follows from a power law, where z is a point of a small
-//! latent space. Here z is drawn towards a point that belongs to its text, and there is no model: probabilities are those of a network
-//! that knows z up to some noise, and, from layers before, does not know how z moves until the predicted layer.
+//! latent space. Here z is drawn towards a point that belongs to its text or to the text's topic, and there is no model: probabilities are
+//! those of a network that knows z up to some noise, and, from layers before, does not know how z moves until the predicted layer.
 
 use super::sparse::{ALPHA, Sphere, shares};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::formats::trace_file::{Header, TextInfo, TraceSection, TraceWriter};
 use crate::prng::Prng;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Dimensions of the latent space.
@@ -18,21 +19,26 @@ const LATENT: usize = 31;
 const UNSEEN: f64 = 0.12;
 const UNSEEN_AHEAD: f64 = 0.25;
 
-/// What trace to make.
-#[derive(Clone, Debug)]
+/// What trace to make. A file of these settings is a recipe; what it leaves out is as in [`TraceShape::paper`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct TraceShape {
     /// Layers of the trace.
     pub layers: usize,
     /// Neurons per layer.
     pub ffn: usize,
-    /// Number of texts, each with a point of its own in the latent space.
+    /// Number of texts.
     pub texts: usize,
+    /// Number of topics, points in the latent space that texts have in turn; 0 where each text has a point of its own.
+    pub topics: usize,
     /// Tokens of each text.
     pub tokens_per_text: usize,
     /// Mean share of neurons that are active for a token, 0 to 1.
     pub active: f64,
     /// How much of a token's z is common to its text: 0 nothing, 1 everything.
     pub locality: f64,
+    /// Tokens after which half of what a token's z has of its own is still there; 0 where every token has it anew.
+    pub reuse: f64,
     /// Exponent of the power law by which neurons differ in how often they are active: 0 all alike, 1.06 the synthetic models'.
     pub exponent: f64,
     /// Number of layers between an early prediction and its layer.
@@ -48,9 +54,11 @@ impl TraceShape {
             layers: 8,
             ffn: 2048,
             texts: 12,
+            topics: 0,
             tokens_per_text: 200,
             active: 0.10,
             locality: 0.2,
+            reuse: 0.0,
             exponent: ALPHA,
             ahead: 1,
             seed: 1,
@@ -58,7 +66,34 @@ impl TraceShape {
     }
 }
 
+impl Default for TraceShape {
+    fn default() -> TraceShape {
+        TraceShape::paper()
+    }
+}
+
 impl TraceShape {
+    /// That there can be such a trace.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] naming what cannot be.
+    pub fn check(&self) -> Result<()> {
+        let ranges = [
+            ("active", self.active, 0.01, 0.9),
+            ("locality", self.locality, 0.0, 1.0),
+            ("reuse", self.reuse, 0.0, 1e6),
+            ("exponent", self.exponent, 0.0, 3.0),
+        ];
+        match ranges.into_iter().find(|(_, value, least, most)| !(*least..=*most).contains(value)) {
+            Some((name, value, least, most)) => Err(Error::Usage(format!("{name} {value}: take {least} to {most}"))),
+            None if self.ahead == 0 || self.ahead >= self.layers => Err(Error::Usage(format!(
+                "{} layers, {} ahead: take 1 ahead or more, and fewer than there are layers",
+                self.layers, self.ahead
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Bytes of the trace's file, but for its header.
     pub fn bytes(&self) -> u64 {
         self.header().token_bytes() * (self.texts * self.tokens_per_text) as u64
@@ -76,11 +111,11 @@ impl TraceShape {
             experts_used: None,
             ahead: self.ahead,
             predictor: "made up".into(),
+            own_bits: 8,
+            ahead_bits: 8,
             thresholds: Vec::new(),
             texts: (0..self.texts).map(text).collect(),
-            made: serde_json::json!({
-                "active": self.active, "locality": self.locality, "exponent": self.exponent, "seed": self.seed
-            }),
+            made: serde_json::to_value(self).expect("plain data"),
             sections: Vec::new(),
         }
     }
@@ -89,8 +124,9 @@ impl TraceShape {
 /// Writes the trace to `path`. `step(done, all)` counts tokens.
 ///
 /// # Errors
-/// Those of `step`; [`crate::Error::Io`] where the file cannot be written.
+/// [`Error::Usage`] for a trace that cannot be; those of `step`; [`Error::Io`] where the file cannot be written.
 pub fn write_trace(s: &TraceShape, path: &Path, mut step: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
+    s.check()?;
     let header = s.header();
     let texts = header.texts.clone();
     let all = header.tokens() as u64;
@@ -110,11 +146,16 @@ pub fn write_trace(s: &TraceShape, path: &Path, mut step: impl FnMut(u64, u64) -
         .collect();
     let words = s.ffn.div_ceil(32);
     let (mut bits, mut own, mut early) = (vec![0u32; words], vec![0u8; s.ffn], vec![0u8; s.ffn]);
+    let topics: Vec<[f32; LATENT]> = (0..s.topics).map(|_| point(&mut prng)).collect();
+    let stays = if s.reuse > 0.0 { 0.5f64.powf(1.0 / s.reuse) } else { 0.0 };
     let mut token = 0;
-    for _ in 0..s.texts {
-        let home = point(&mut prng);
+    for text in 0..s.texts {
+        let home = if topics.is_empty() { point(&mut prng) } else { topics[text % topics.len()] };
+        let mut before = None;
         for _ in 0..s.tokens_per_text {
-            let away = point(&mut prng);
+            let new = point(&mut prng);
+            let away = before.filter(|_| stays > 0.0).map_or(new, |before| leaning(&before, &new, stays));
+            before = Some(away);
             let z = leaning(&home, &away, s.locality);
             for (layer, neurons) in neurons.iter().enumerate() {
                 bits.fill(0);
