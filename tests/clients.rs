@@ -3,7 +3,7 @@
 use dynamicinfer::cache::{Slot, Tier};
 use dynamicinfer::engine::{BatchToken, Engine, Logits, Observer, Seen};
 use dynamicinfer::ids::PublishedId;
-use dynamicinfer::lab::replay::keep;
+use dynamicinfer::lab::replay::Keeping;
 use dynamicinfer::model::KvCache;
 use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet, open};
 use dynamicinfer::predictor::Kind;
@@ -132,7 +132,13 @@ fn a_batch_of_two_texts_has_nine_tenths_of_what_who_knows_the_future_could_give_
     let (mut all, mut kept) = (0, 0);
     for (layer, begin) in merged.iter().zip(&begin) {
         all += layer.iter().map(|uses| uses.len() as u64).sum::<u64>();
-        kept += keep(layer, begin, begin.len(), TOKENS);
+        let mut keeping = Keeping::new(layer.len(), begin, begin.len(), TOKENS);
+        for token in 0..TOKENS {
+            let used = |uses: &Vec<u32>| uses.binary_search(&(token as u32)).is_ok();
+            let now: Vec<u32> = (0..layer.len()).filter(|&n| used(&layer[n])).map(|n| n as u32).collect();
+            keeping.token(token, &now);
+        }
+        kept += keeping.kept;
     }
     let bound = 100.0 * (kept + loads).min(all) as f64 / all as f64;
     println!("{ours:.1} % on the device, {bound:.1} % by who knows the future");

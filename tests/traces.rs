@@ -52,6 +52,7 @@ fn request(engine: &Engine, texts: Vec<(String, Vec<u32>)>) -> Request {
         predictor: Some(predictor),
         activation_thresholds,
         ahead: 1,
+        lookaheads: Vec::new(),
         made: serde_json::Value::Null,
     }
 }
@@ -104,8 +105,8 @@ fn a_trace_holds_what_the_model_did_whatever_the_order_of_its_store() {
                 assert_eq!(now, truth.0[layer][token], "layer {layer}, token {token}");
             }
             // From its own residual the true gate is never wrong: it says yes wherever something fired.
-            let own = a.row(TraceSection::Own, layer, token);
-            assert!(now.iter().all(|&n| own[n as usize] == 255), "layer {layer}, token {token}");
+            active(a.row(TraceSection::Own, layer, token), &mut other);
+            assert!(now.iter().all(|n| other.contains(n)), "layer {layer}, token {token}");
         }
     }
 }
@@ -155,6 +156,87 @@ fn no_damaged_trace_is_believed() {
     assert!(refused > 200, "{refused} of 300 were refused");
 }
 
+/// The same probabilities of 0 and 1 as bits and as bytes.
+#[test]
+fn a_trace_of_bits_is_replayed_as_the_same_trace_of_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = fixture("relullama", dir.path(), None);
+    let path = dir.path().join("bits.trace");
+    record(&mut engine, &request(&engine, two_texts()), &path, |_, _| Ok(())).unwrap();
+    let bits = TraceFile::open(&path).unwrap();
+    let h = bits.header().clone();
+    assert!(bits.has_bits(TraceSection::Own) && bits.has_bits(TraceSection::Ahead));
+    let path = dir.path().join("bytes.trace");
+    let texts = h.texts.clone();
+    let writer = TraceWriter::create(&path, Header { own_bits: 8, ahead_bits: 8, ..h.clone() }).unwrap();
+    let mut memory = Vec::new();
+    for (layer, token) in (0..h.layers).flat_map(|layer| (0..h.tokens()).map(move |token| (layer, token))) {
+        writer.write(TraceSection::Active, layer, token, bits.row(TraceSection::Active, layer, token)).unwrap();
+        for part in if layer < h.ahead { &[TraceSection::Own][..] } else { &[TraceSection::Own, TraceSection::Ahead] } {
+            let row = bits.probabilities(*part, layer, token, &mut memory);
+            assert_eq!(row.len(), h.ffn);
+            let mut set = Vec::new();
+            active(bits.row(*part, layer, token), &mut set);
+            assert!(
+                (0..h.ffn).all(|n| row[n] == 255 * u8::from(set.contains(&(n as u32)))),
+                "layer {layer}, token {token}"
+            );
+            writer.write(*part, layer, token, row).unwrap();
+        }
+    }
+    writer.finish(texts).unwrap();
+    let bytes = TraceFile::open(&path).unwrap();
+    let sizes = [&bits, &bytes].map(|trace| trace.header().token_bytes());
+    assert!(4 * sizes[0] < sizes[1], "{sizes:?}");
+    let history = frequencies(&bits, |text| text == 0);
+    let outcomes = |trace: &TraceFile| {
+        let case = Case { trace, history: &history, skip: 0 };
+        Policy::ALL.map(|policy| case.run(policy, Placement::Static, 0.4, 15.0))
+    };
+    assert_eq!(outcomes(&bits), outcomes(&bytes));
+}
+
+/// From its own residual the true gate finds all, and from further before less and less.
+#[test]
+fn the_true_gate_finds_less_the_further_it_looks_ahead() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = fixture("relullama", dir.path(), None);
+    let lookaheads = vec![0, 1];
+    let request = Request { lookaheads, ..request(&engine, two_texts()) };
+    let path = dir.path().join("a.trace");
+    let [traced, own, before] = record(&mut engine, &request, &path, |_, _| Ok(())).unwrap()[..] else { panic!() };
+    assert_eq!((own.ahead, own.found, own.found_by_rank), (0, own.active, own.active));
+    assert!(before.found < before.active && before.found_by_rank < before.active, "{before:?}");
+    assert_eq!((traced.active, traced.found), (before.active, before.found));
+    // What is in the trace is what was counted.
+    let trace = TraceFile::open(&path).unwrap();
+    let (mut now, mut early, mut found) = (Vec::new(), Vec::new(), 0);
+    for (layer, token) in (1..trace.header().layers).flat_map(|layer| (0..79).map(move |token| (layer, token))) {
+        active(trace.row(TraceSection::Active, layer, token), &mut now);
+        active(trace.row(TraceSection::Ahead, layer, token), &mut early);
+        found += now.iter().filter(|n| early.contains(n)).count() as u64;
+    }
+    assert_eq!(found, before.found);
+}
+
+/// Tokens of a text are nearer the longer what they have of their own stays, and texts of one topic nearer than those of others.
+#[test]
+fn topics_and_reuse_bring_texts_and_tokens_nearer() {
+    let dir = tempfile::tempdir().unwrap();
+    let likeness = |shape: TraceShape| {
+        let path = dir.path().join("a.trace");
+        write_trace(&shape, &path, |_, _| Ok(())).unwrap();
+        let (tokens, texts) = replay::likeness(&TraceFile::open(&path).unwrap());
+        (tokens, texts.unwrap())
+    };
+    let shape = TraceShape { layers: 2, ffn: 512, texts: 4, tokens_per_text: 150, ..TraceShape::paper() };
+    let (own, one) = (likeness(shape.clone()), likeness(TraceShape { topics: 1, ..shape.clone() }));
+    assert!(one.1 < own.1 - 0.1, "texts are {} apart, of one topic {}", own.1, one.1);
+    assert!((one.0 - own.0).abs() < 0.03, "tokens are {} apart, of one topic {}", own.0, one.0);
+    let stays = likeness(TraceShape { reuse: 3.0, ..shape });
+    assert!(stays.0 < own.0 - 0.1, "tokens are {} apart, with reuse {}", own.0, stays.0);
+}
+
 /// The header of a trace of no real model.
 fn header(layers: usize, ffn: usize, texts: Vec<TextInfo>) -> Header {
     Header {
@@ -166,6 +248,8 @@ fn header(layers: usize, ffn: usize, texts: Vec<TextInfo>) -> Header {
         experts_used: None,
         ahead: 1,
         predictor: "none".into(),
+        own_bits: 8,
+        ahead_bits: 8,
         thresholds: Vec::new(),
         texts,
         made: serde_json::Value::Null,
@@ -328,6 +412,7 @@ fn demo(dir: &Path, tokens: usize) -> (TraceFile, Vec<Vec<f32>>) {
         predictor: Some(predictor::open(&files.join("mlp.predictor"), &model).unwrap()),
         activation_thresholds: vec![0.0; model.config.layers],
         ahead: 1,
+        lookaheads: Vec::new(),
         made: serde_json::Value::Null,
     };
     let path: PathBuf = dir.join("demo.trace");
@@ -339,6 +424,7 @@ fn demo(dir: &Path, tokens: usize) -> (TraceFile, Vec<Vec<f32>>) {
     (TraceFile::open(&path).unwrap(), history)
 }
 
+/// A trace, and what is known of it beforehand.
 struct Case<'a> {
     trace: &'a TraceFile,
     history: &'a [Vec<f32>],
@@ -363,6 +449,7 @@ impl Case<'_> {
             placed,
             history: self.history.to_vec(),
             cost: 0.0,
+            foreseen: false,
             seed: 1,
             skip: self.skip,
         };
@@ -445,6 +532,7 @@ fn where_moving_does_not_pay_the_static_placement_stays() {
         placed: placed.clone(),
         history: history.clone(),
         cost,
+        foreseen: false,
         seed: 1,
         skip: 2,
     };

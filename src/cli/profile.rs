@@ -289,7 +289,7 @@ fn table(s: &Statistics, activation_thresholds: bool) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::ASCII_MARKDOWN);
     let mut header = vec!["layer".to_owned(), "inactive %".into(), "80 % made by %".into(), "top 40 % make %".into()];
-    header.extend(["never".into(), "gini".into(), "next token".into(), "texts".into()]);
+    header.extend(["never".into(), "gini".into(), "next token".into(), "to hot".into(), "texts".into()]);
     header.extend(AHEADS.map(|ahead| format!("cos +{ahead}")));
     header.extend(activation_thresholds.then(|| "cut".into()));
     let columns = header.len();
@@ -317,5 +317,5 @@ fn spread_cells(name: String, s: &Spread) -> Vec<String> {
 
 fn other_cells(layer: &LayerStatistics) -> impl Iterator<Item = String> {
     let value = |x: Option<f64>| x.map_or("-".to_owned(), |x| format!("{x:.3}"));
-    [layer.neighbours, layer.texts.map(|t| t.mean)].into_iter().chain(layer.cosines).map(value)
+    [layer.neighbours, layer.to_hot, layer.texts.map(|t| t.mean)].into_iter().chain(layer.cosines).map(value)
 }

@@ -4,8 +4,10 @@ use super::progress::{Progress, Unit};
 use crate::error::{Error, Result};
 use crate::formats::profile_file;
 use crate::formats::trace_file::TraceFile;
+use crate::ids::PublishedId;
 use crate::lab::clusters::computed_share;
-use crate::lab::replay::{self, Outcome, ReplayOptions, bound, frequencies, likeness};
+use crate::lab::replay::{self, Outcome, ReplayOptions, frequencies, likeness};
+use crate::lab::stage_costs;
 use crate::lab::synth::experts::Routing;
 use crate::placement::policy::{self, PlacementPolicy as Placement};
 use crate::profile::Profile;
@@ -39,15 +41,19 @@ pub struct Args {
     /// Texts at the beginning of the trace that teach what is frequent and are not counted, where there is no --profile [default: half]
     #[arg(long, value_name = "N", conflicts_with = "profile")]
     known: Option<usize>,
-    /// Neurons that begin on the device: static (the most frequent) or random
-    #[arg(long, default_value = "static", value_parser = parse_placement)]
-    placement: Placement,
+    /// Neurons that begin on the device: static (those most frequent beforehand), own (those most frequent in the very texts that are counted:
+    /// the bound of what stays), first (the first of each layer: nothing is known) or random
+    #[arg(long, value_enum, default_value_t = Start::Static)]
+    placement: Start,
     /// Probability from which on a neuron is computed; frequencies count those [default: as the trace was recorded, else 0.5]
     #[arg(long)]
     threshold: Option<f32>,
     /// What a move costs, in computed neurons: the share of the time for which the CPU reads memory, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     cost: f64,
+    /// Look-ahead is never wrong: what its errors cost is the difference
+    #[arg(long, hide_short_help = true)]
+    foreseen: bool,
     /// Weight of a neuron's frequency beside its predicted activation, instead of the policy's own
     #[arg(long, hide_short_help = true)]
     lambda: Option<f32>,
@@ -62,6 +68,9 @@ pub struct Args {
     clusters: Vec<usize>,
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Leave out the bound, which takes as long as a policy
+    #[arg(long)]
+    no_bound: bool,
     /// Machine-readable
     #[arg(long)]
     json: bool,
@@ -77,11 +86,40 @@ Examples:
   dynamicinfer replay demo.trace --policy static full --ffn-share 0.2 --link 1 2 4 8 --plot plots
   dynamicinfer replay demo.trace --profile demo.activation.profile --placement random";
 
-fn parse_placement(text: &str) -> std::result::Result<Placement, String> {
-    match text {
-        "static" => Ok(Placement::Static),
-        "random" => Ok(Placement::Random),
-        _ => Err("take static or random".into()),
+/// What is on the device at the beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Start {
+    Static,
+    Own,
+    First,
+    Random,
+}
+
+impl Start {
+    /// The slots of each layer for a share of all neurons, and what they hold. `history` and `own` are frequencies, `[layers][ffn]`.
+    fn place(
+        self,
+        history: &[Vec<f32>],
+        own: &[Vec<f32>],
+        share: f64,
+        seed: u64,
+    ) -> (Vec<usize>, Vec<Vec<PublishedId>>) {
+        let count = |f: &f32| (f64::from(*f) * 1e9) as u64;
+        let counts = |of: &[Vec<f32>]| of.iter().map(|f| f.iter().map(count).collect()).collect::<Vec<Vec<u64>>>();
+        let (counts, policy) = match self {
+            Start::Static => (counts(history), Placement::Static),
+            Start::Own => (counts(own), Placement::Static),
+            Start::Random => (counts(history), Placement::Random),
+            Start::First => {
+                let slots = (share * history[0].len() as f64).round() as usize;
+                let first = (0..slots).map(PublishedId::new).collect();
+                return (vec![slots; history.len()], vec![first; history.len()]);
+            }
+        };
+        let slots = replay::slots(&counts, share);
+        let placed = policy::neurons(policy, &counts, &slots, seed);
+        (slots, placed)
     }
 }
 
@@ -96,6 +134,33 @@ struct Row {
     gpu_share: f64,
     #[serde(flatten)]
     outcome: Outcome,
+    /// Mean times of a layer by each set of fixed costs.
+    times: Vec<Times>,
+}
+
+/// Mean times of a layer, us.
+#[derive(Serialize)]
+struct Times {
+    costs: &'static str,
+    ffn_us: f64,
+    layer_us: f64,
+}
+
+impl Row {
+    fn new((ffn_share, whole_layers, link_percent): (f64, f64, f64), policy: Option<Policy>, outcome: Outcome) -> Row {
+        let times = Times::of(&outcome);
+        Row { ffn_share, whole_layers, link_percent, policy, gpu_share: outcome.gpu_share(), outcome, times }
+    }
+}
+
+impl Times {
+    fn of(outcome: &Outcome) -> Vec<Times> {
+        let times = |(costs, by): (&'static str, _)| {
+            let (ffn, layer) = outcome.layer_ns(by);
+            Times { costs, ffn_us: ffn / 1e3, layer_us: layer / 1e3 }
+        };
+        [("h200", &stage_costs::H200), ("pc", &stage_costs::PC)].map(times).into()
+    }
 }
 
 #[derive(Serialize)]
@@ -111,7 +176,7 @@ struct Report<'a> {
     /// Mean Jaccard distances: of the active sets of neighbouring tokens, of the 40 % most active neurons of two texts.
     token_distance: f64,
     text_distance: Option<f64>,
-    placement: &'a str,
+    placement: Start,
     cost: f64,
     /// Sizes of clusters, and the share of the neurons that lie in one with an active neuron.
     clusters: Vec<(usize, f64)>,
@@ -154,16 +219,15 @@ pub fn run(args: Args) -> Result<()> {
         None => frequencies(&trace, |text| text < skip),
         Some(path) => known(path, &trace)?,
     };
-    let counts: Vec<Vec<u64>> =
-        history.iter().map(|f| f.iter().map(|&f| (f64::from(f) * 1e9) as u64).collect()).collect();
+    let own = if args.placement == Start::Own { frequencies(&trace, |text| text >= skip) } else { Vec::new() };
     let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy.clone() };
     // A row for each policy, and one for the bound.
-    let all = (args.ffn_share.len() * args.link.len() * (policies.len() + 1)) as u64;
+    let each = policies.len() + usize::from(!args.no_bound);
+    let all = (args.ffn_share.len() * args.link.len() * each) as u64;
     let progress = Progress::new("replaying", Unit::Percent);
     let mut rows = Vec::new();
     for &share in &args.ffn_share {
-        let slots = replay::slots(&counts, share);
-        let placed = policy::neurons(args.placement, &counts, &slots, args.seed);
+        let (slots, placed) = args.placement.place(&history, &own, share, args.seed);
         let whole_layers = replay::whole_layers(h, &slots);
         for &percent in &args.link {
             let link = percent / 100.0 * h.ffn as f64;
@@ -181,19 +245,18 @@ pub fn run(args: Args) -> Result<()> {
                     placed: placed.clone(),
                     history: history.clone(),
                     cost: args.cost,
+                    foreseen: args.foreseen,
                     seed: args.seed,
                     skip,
                 };
                 let outcome = replay::replay(&trace, &setting);
-                let gpu_share = outcome.gpu_share();
-                let policy = Some(policy);
-                rows.push(Row { ffn_share: share, whole_layers, link_percent: percent, policy, gpu_share, outcome });
+                rows.push(Row::new((share, whole_layers, percent), Some(policy), outcome));
                 progress.step(rows.len() as u64, all)?;
             }
-            let active = rows.last().expect("there is a policy").outcome.active;
-            let outcome = Outcome { active, hits: bound(&trace, skip, &slots, &placed, link), ..Outcome::default() };
-            let gpu_share = outcome.gpu_share();
-            rows.push(Row { ffn_share: share, whole_layers, link_percent: percent, policy: None, gpu_share, outcome });
+            if !args.no_bound {
+                let outcome = replay::bound_outcome(&trace, skip, &slots, &placed, link);
+                rows.push(Row::new((share, whole_layers, percent), None, outcome));
+            }
             progress.step(rows.len() as u64, all)?;
         }
     }
@@ -209,7 +272,7 @@ pub fn run(args: Args) -> Result<()> {
         tokens: h.texts[skip..].iter().map(|t| t.tokens).sum(),
         token_distance,
         text_distance,
-        placement: if args.placement == Placement::Static { "static" } else { "random" },
+        placement: args.placement,
         cost: args.cost,
         clusters: args.clusters.iter().map(|&size| (size, computed_share(&trace, &history, skip, size))).collect(),
         experts: h.experts_used.map(|used| (used, Routing::of(&trace))),
@@ -246,9 +309,11 @@ fn table(report: &Report<'_>, policies: &[Policy]) -> String {
     let head = ["in VRAM", "link"].into_iter().map(String::from);
     let names = policies.iter().map(|p| p.name().to_owned());
     let layers = report.experts.map(|_| "layers".to_owned());
-    table.set_header(head.chain(layers).chain(names).chain(["bound".into(), "gap closed".into()]));
+    let has_bound = report.rows.iter().any(|row| row.policy.is_none());
+    let ends = if has_bound { vec!["bound".to_owned(), "gap closed".to_owned()] } else { Vec::new() };
+    table.set_header(head.chain(layers).chain(names).chain(ends));
     let experts = report.experts.is_some();
-    for rows in report.rows.chunks_exact(policies.len() + 1) {
+    for rows in report.rows.chunks_exact(policies.len() + usize::from(has_bound)) {
         let of = |policy: Option<Policy>| rows.iter().find(|r| r.policy == policy).map(|r| r.gpu_share);
         let closed = match (of(Some(Policy::Static)), of(Some(Policy::Full)), of(None)) {
             (Some(s), Some(f), Some(b)) if b > s => format!("{:.0} %", 100.0 * (f - s) / (b - s)),
@@ -258,7 +323,7 @@ fn table(report: &Report<'_>, policies: &[Policy]) -> String {
         let mut cells = vec![format!("{:.0} %", 100.0 * rows[0].ffn_share), format!("{} %", rows[0].link_percent)];
         cells.extend(experts.then(|| percent(rows[0].whole_layers)));
         cells.extend(rows.iter().map(|r| percent(r.gpu_share)));
-        cells.push(closed);
+        cells.extend(has_bound.then_some(closed));
         table.add_row(cells);
     }
     for column in table.column_iter_mut() {

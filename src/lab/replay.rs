@@ -3,12 +3,15 @@
 //! Time is counted in layers: a layer takes one unit, attention a third of it and the FFN the rest, and the link carries a given
 //! number of neurons per unit, one decision after the other. A neuron that arrives after its layer's neurons were chosen is a miss.
 //! Scheduler, slot tables and the order of steps in a layer are those of the engine ([`super::trace_run`]). The times of device and
-//! CPU are not known, so both have the same threshold, and the policy `full` does what `macro` does.
+//! CPU are not known, so both have the same threshold, and the policy `full` does what `macro` does. What the tokens would take is said by
+//! fixed costs ([`super::stage_costs`]), which no policy sees.
 
+use super::stage_costs::StageCosts;
 pub use super::trace_run::active;
 use super::trace_run::{Clock, Copies, OwnedDecision, TraceRun};
 use crate::formats::trace_file::{Header, TraceFile, TraceSection};
 use crate::ids::PublishedId;
+use crate::profile::jaccard_distance;
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{self, Policy, Rules};
 use serde::Serialize;
@@ -37,6 +40,8 @@ pub struct ReplayOptions {
     pub thresholds: Vec<f32>,
     /// Cost of a move in hits ([`crate::scheduler::gain`]).
     pub cost: f64,
+    /// Whether look-ahead is never wrong, to tell what its errors cost.
+    pub foreseen: bool,
     /// Seed of policies that draw random numbers.
     pub seed: u64,
     /// Number of texts at the beginning of the trace that are left out.
@@ -54,12 +59,35 @@ pub struct Outcome {
     pub moves: u64,
     /// Share of the tokens during which the scheduler was moving neurons, 0 to 1.
     pub moving: f64,
+    /// Number of layers of all tokens.
+    pub layers: u64,
+    /// Those of them in which the CPU computed nothing.
+    pub whole: u64,
+    /// Number of (neuron, token) pairs that the CPU computed.
+    pub host: u64,
 }
 
 impl Outcome {
     /// Hits / active pairs, 0 to 1.
     pub fn gpu_share(&self) -> f64 {
         self.hits as f64 / self.active.max(1) as f64
+    }
+
+    /// Mean times of a layer, ns: of its FFN's stage, and of all of it.
+    pub fn layer_ns(&self, costs: &StageCosts) -> (f64, f64) {
+        let shared = (self.layers - self.whole) as f64 * costs.shared_ns + self.host as f64 * costs.host_neuron_ns;
+        let all = self.whole as f64 * costs.device_ns + shared + self.moves as f64 * costs.move_ns;
+        let stage = all / self.layers.max(1) as f64;
+        (stage, costs.attention_ns + stage)
+    }
+
+    /// Adds a layer of a token.
+    fn add(&mut self, active: usize, hits: usize, host: usize) {
+        self.active += active as u64;
+        self.hits += hits as u64;
+        self.layers += 1;
+        self.whole += u64::from(host == 0);
+        self.host += host as u64;
     }
 }
 
@@ -75,6 +103,7 @@ pub fn replay_with(
     mut decisions: impl FnMut(usize, usize, &[OwnedDecision]),
 ) -> Outcome {
     let mut run = start(trace, setting);
+    run.foreseen = setting.foreseen;
     let (mut outcome, mut clock) = (Outcome::default(), Clock::default());
     let (mut first, mut moving, mut all) = (0, 0u64, 0u64);
     for (i, text) in trace.header().texts.iter().enumerate() {
@@ -85,9 +114,13 @@ pub fn replay_with(
                 run.pass(ATTENTION * LAYER_NS);
                 clock.now_ns += ATTENTION * LAYER_NS;
                 run.choose(layer, token);
-                outcome.active += run.truth.len() as u64;
-                outcome.hits += run.truth.iter().filter(|&&n| run.here[n as usize]).count() as u64;
-                decisions(token, layer, run.observe(layer, token, token == first, clock, false));
+                let here = |neurons: &[u32]| neurons.iter().filter(|&&n| run.here[n as usize]).count();
+                let host = run.computed.len() - here(&run.computed);
+                outcome.add(run.truth.len(), here(&run.truth), host);
+                // A policy that never moves anything need not know.
+                if setting.rules.moves {
+                    decisions(token, layer, run.observe(layer, token, token == first, clock, false));
+                }
                 run.pass((1.0 - ATTENTION) * LAYER_NS);
                 clock.now_ns += (1.0 - ATTENTION) * LAYER_NS;
             }
@@ -167,26 +200,28 @@ pub fn slots(counts: &[Vec<u64>], share: f64) -> Vec<usize> {
     slots
 }
 
+/// A row of bits in words of 64.
+pub fn words(row: &[u8]) -> Vec<u64> {
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    row.chunks(8).map(word).collect()
+}
+
 /// Mean Jaccard distances: between the active sets of neighbouring tokens of a text; and between the 40 % most active neurons of two texts,
 /// `None` for a single text.
 pub fn likeness(trace: &TraceFile) -> (f64, Option<f64>) {
     let h = trace.header();
     let (mut sum, mut pairs) = (0.0, 0usize);
-    let (mut now, mut before) = (Vec::new(), vec![false; h.ffn]);
     for layer in 0..h.layers {
         let mut first = 0;
         for text in &h.texts {
+            let mut before: Option<Vec<u64>> = None;
             for token in first..first + text.tokens {
-                let last = before.iter().filter(|&&b| b).count();
-                active(trace.row(TraceSection::Active, layer, token), &mut now);
-                let both = now.iter().filter(|&&n| before[n as usize]).count();
-                let either = last + now.len() - both;
-                if token > first && either > 0 {
-                    sum += 1.0 - both as f64 / either as f64;
+                let now = words(trace.row(TraceSection::Active, layer, token));
+                if let Some(distance) = before.and_then(|before| jaccard_distance(&before, &now)) {
+                    sum += distance;
                     pairs += 1;
                 }
-                before.fill(false);
-                now.iter().for_each(|&n| before[n as usize] = true);
+                before = Some(now);
             }
             first += text.tokens;
         }
@@ -225,64 +260,113 @@ pub fn likeness(trace: &TraceFile) -> (f64, Option<f64>) {
 ///
 /// The first `skip` texts are left out; `slots` and `placed` are per layer, and `link` is in neurons per layer's time.
 pub fn bound(trace: &TraceFile, skip: usize, slots: &[usize], placed: &[Vec<PublishedId>], link: f64) -> u64 {
+    bound_of(trace, skip, slots, placed, link).0
+}
+
+/// [`bound`], and the number of active pairs.
+fn bound_of(trace: &TraceFile, skip: usize, slots: &[usize], placed: &[Vec<PublishedId>], link: f64) -> (u64, u64) {
     let h = trace.header();
     let before: usize = h.texts[..skip].iter().map(|t| t.tokens).sum();
     let tokens = h.tokens() - before;
     let mut now = Vec::new();
-    let (mut uses, mut kept) = (0u64, 0u64);
+    let (mut uses, mut kept, mut pairs) = (0u64, 0u64, 0u64);
     for layer in 0..h.layers {
-        let mut of: Vec<Vec<u32>> = vec![Vec::new(); h.ffn];
+        let mut keeping = Keeping::new(h.ffn, &placed[layer], slots[layer], tokens);
         for token in 0..tokens {
             active(trace.row(TraceSection::Active, layer, before + token), &mut now);
             uses += now.len().min(slots[layer]) as u64;
-            now.iter().for_each(|&n| of[n as usize].push(token as u32));
+            pairs += now.len() as u64;
+            keeping.token(token, &now);
         }
-        kept += keep(&of, &placed[layer], slots[layer], tokens);
+        kept += keeping.kept;
     }
     let loads = (link * (tokens * h.layers) as f64).floor() as u64;
-    uses.min(kept + loads)
+    (uses.min(kept + loads), pairs)
 }
 
-/// The largest number of gaps between two uses of a neuron that can be bridged by keeping it in one of `slots` slots. `uses[n]` are the
-/// rising times, below `times`, at which neuron n is used; neurons of `placed` are there at time 0.
-pub fn keep(uses: &[Vec<u32>], placed: &[PublishedId], slots: usize, times: usize) -> u64 {
-    // Ends of the gaps, by the time at which they begin.
-    let mut begins: Vec<Vec<u32>> = vec![Vec::new(); times];
-    let mut first = Vec::new();
-    for (neuron, uses) in uses.iter().enumerate() {
-        if placed.contains(&PublishedId::new(neuron))
-            && let Some(&end) = uses.first()
-        {
-            first.push(end);
-        }
-        uses.windows(2).for_each(|gap| begins[gap[0] as usize].push(gap[1]));
+/// The bound as an outcome: the CPU computes what is active and not a hit, in every layer.
+pub fn bound_outcome(
+    trace: &TraceFile,
+    skip: usize,
+    slots: &[usize],
+    placed: &[Vec<PublishedId>],
+    link: f64,
+) -> Outcome {
+    let (hits, active) = bound_of(trace, skip, slots, placed, link);
+    let h = trace.header();
+    let layers = h.texts[skip..].iter().map(|t| t.tokens * h.layers).sum::<usize>() as u64;
+    Outcome { active, hits, layers, host: active - hits, ..Outcome::default() }
+}
+
+/// Counts how many gaps between two uses of a neuron can be bridged at most by keeping it in a slot, as tokens come.
+///
+/// A slot keeps one neuron at a time, so gaps are intervals and slots are machines. Gaps are taken as they end, and each goes to the slot that
+/// became free last before it began: no choice bridges more of them. Memory is that of the neurons and of a number for each token.
+pub struct Keeping {
+    /// Gaps that were bridged.
+    pub kept: u64,
+    /// When each neuron was used last, or was there from the beginning, counted from 1; 0 for neither.
+    last: Vec<u32>,
+    /// Number of slots that became free at each time, and which of these numbers are not 0, as bits.
+    free: Vec<u32>,
+    some: Vec<u64>,
+    /// The first time at which a slot is free.
+    first: usize,
+}
+
+impl Keeping {
+    /// Before the first of `tokens` tokens: neurons of `placed` are in `slots` slots of a layer of `ffn` neurons.
+    pub fn new(ffn: usize, placed: &[PublishedId], slots: usize, tokens: usize) -> Keeping {
+        let mut last = vec![0; ffn];
+        placed.iter().for_each(|n| last[n.index()] = 1);
+        let mut free = vec![0; tokens + 2];
+        let mut some = vec![0; free.len().div_ceil(64)];
+        (free[1], some[0]) = (slots as u32, u64::from(slots > 0) << 1);
+        Keeping { kept: 0, last, free, some, first: 1 }
     }
-    // Number of the gaps being bridged, by their end. Whenever there are more than slots, the one that ends last is given up.
-    let mut open: std::collections::BTreeMap<u32, usize> = std::collections::BTreeMap::new();
-    let (mut len, mut kept) = (0, 0);
-    let add = |ends: &[u32], open: &mut std::collections::BTreeMap<u32, usize>, len: &mut usize| {
-        for &end in ends {
-            *open.entry(end).or_default() += 1;
-            *len += 1;
-        }
-        while *len > slots {
-            let mut last = open.last_entry().expect("it is not empty");
-            *last.get_mut() -= 1;
-            if *last.get() == 0 {
-                last.remove();
+
+    /// The layer uses these neurons for token number `token`, from 0; tokens come in rising order.
+    pub fn token(&mut self, token: usize, neurons: &[u32]) {
+        let now = token + 2;
+        let mut ended = 0;
+        for &neuron in neurons {
+            let began = std::mem::replace(&mut self.last[neuron as usize], now as u32) as usize;
+            if began >= self.first
+                && let Some(at) = self.latest(began)
+            {
+                self.free[at] -= 1;
+                if self.free[at] == 0 {
+                    self.some[at / 64] &= !(1 << (at % 64));
+                    self.find_first(now);
+                }
+                ended += 1;
             }
-            *len -= 1;
         }
-    };
-    add(&first, &mut open, &mut len);
-    for (time, begins) in begins.iter().enumerate() {
-        if let Some(ended) = open.remove(&(time as u32)) {
-            kept += ended as u64;
-            len -= ended;
+        if ended > 0 {
+            self.kept += u64::from(ended);
+            self.free[now] = ended;
+            self.some[now / 64] |= 1 << (now % 64);
+            self.first = self.first.min(now);
         }
-        add(begins, &mut open, &mut len);
     }
-    kept
+
+    /// The last time up to `began` at which a slot became free.
+    fn latest(&self, began: usize) -> Option<usize> {
+        let (mut word, last) = (began / 64, began % 64);
+        let mut bits = self.some[word] & (u64::MAX >> (63 - last));
+        while bits == 0 {
+            word = word.checked_sub(1)?;
+            bits = self.some[word];
+        }
+        Some(64 * word + 63 - bits.leading_zeros() as usize)
+    }
+
+    /// Moves [`Keeping::first`] on to a time at which a slot is free, at most to `now`.
+    fn find_first(&mut self, now: usize) {
+        while self.first < now && self.free[self.first] == 0 {
+            self.first += 1;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -318,6 +402,50 @@ mod tests {
         best.iter().flatten().flatten().copied().max().unwrap_or(0)
     }
 
+    /// The same number by another way: of the gaps that are open the one that ends last is given up, which asks for the future.
+    fn by_belady(uses: &[Vec<u32>], placed: &[PublishedId], slots: usize, times: usize) -> u64 {
+        let mut begins = vec![Vec::new(); times + 1];
+        for (neuron, uses) in uses.iter().enumerate() {
+            if placed.contains(&PublishedId::new(neuron)) {
+                begins[0].extend(uses.first().map(|&end| end + 1));
+            }
+            uses.windows(2).for_each(|gap| begins[gap[0] as usize + 1].push(gap[1] + 1));
+        }
+        let (mut open, mut kept) = (Vec::<u32>::new(), 0);
+        for (time, begins) in begins.iter().enumerate() {
+            kept += open.extract_if(.., |end| *end == time as u32).count() as u64;
+            open.extend(begins);
+            open.sort_unstable();
+            open.truncate(slots);
+        }
+        kept
+    }
+
+    fn as_they_come(uses: &[Vec<u32>], placed: &[PublishedId], slots: usize, times: usize) -> u64 {
+        let mut keeping = Keeping::new(uses.len(), placed, slots, times);
+        for token in 0..times {
+            let used = |&n: &usize| uses[n].contains(&(token as u32));
+            let now: Vec<u32> = (0..uses.len()).filter(used).map(|n| n as u32).collect();
+            keeping.token(token, &now);
+        }
+        keeping.kept
+    }
+
+    #[test]
+    fn gaps_counted_as_they_end_are_those_of_who_knows_the_future() {
+        for seed in 0..200 {
+            let mut prng = Prng::new(seed);
+            let (n, times) = (2 + prng.below(30) as usize, 2 + prng.below(150) as usize);
+            let slots = prng.below(n as u64 + 1) as usize;
+            let rare = 2 + prng.below(12);
+            let uses: Vec<Vec<u32>> =
+                (0..n).map(|_| (0..times as u32).filter(|_| prng.below(rare) == 0).collect()).collect();
+            let placed: Vec<PublishedId> = (0..slots).map(PublishedId::new).collect();
+            let [a, b] = [as_they_come, by_belady].map(|count| count(&uses, &placed, slots, times));
+            assert_eq!(a, b, "seed {seed}: {n} neurons, {slots} slots, {times} tokens");
+        }
+    }
+
     #[test]
     fn no_policy_exceeds_the_bound_and_without_loads_the_best_one_reaches_it() {
         for seed in 0..120 {
@@ -329,7 +457,7 @@ mod tests {
             let placed: Vec<PublishedId> = (0..slots).map(PublishedId::new).collect();
             let all: u64 =
                 (0..times).map(|t| uses.iter().filter(|u| u.contains(&(t as u32))).count().min(slots) as u64).sum();
-            let kept = keep(&uses, &placed, slots, times);
+            let kept = as_they_come(&uses, &placed, slots, times);
             for loads in 0..4 {
                 let best = brute(&uses, &placed, slots, times, loads);
                 let bound = all.min(kept + loads as u64);

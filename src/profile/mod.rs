@@ -6,7 +6,7 @@ mod importance;
 pub mod magnitude;
 pub mod statistics;
 
-pub use accumulate::{Accumulator, Reader};
+pub use accumulate::{Accumulator, Reader, jaccard_distance};
 pub use importance::Importance;
 pub use statistics::{LayerStatistics, Statistics};
 

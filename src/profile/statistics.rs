@@ -52,6 +52,9 @@ pub struct LayerStatistics {
     pub spread: Spread,
     /// Mean Jaccard distance between the active sets of neighbouring tokens, over pairs that are not both empty; `None` without such pairs.
     pub neighbours: Option<f64>,
+    /// Jaccard distance between a token's active set and the most active 40 % of neurons of all texts, of all tokens together
+    /// ([`distance_to_hot`]); `None` where nothing was active.
+    pub to_hot: Option<f64>,
     /// Jaccard distances between the most active 40 % of neurons of every two texts; `None` with fewer than two texts.
     pub texts: Option<Range>,
     /// Mean cosine between the residual after attention here and 1, 2 and 4 layers further; `None` where there is no such layer.
@@ -96,6 +99,7 @@ impl Profile {
                 let counts = self.counts(layer);
                 let sums = self.sums(layer);
                 let spread = spread(&counts, tokens);
+                let to_hot = distance_to_hot(&counts, tokens);
                 all.extend(counts);
                 let has = |ahead: usize| layer + ahead < h.layers && tokens > 0;
                 LayerStatistics {
@@ -103,6 +107,7 @@ impl Profile {
                     activation_threshold: h.activation_thresholds[layer],
                     spread,
                     neighbours: (sums.pairs > 0).then(|| sums.jaccard / sums.pairs as f64),
+                    to_hot,
                     texts: self.between_texts(layer),
                     cosines: std::array::from_fn(|i| has(AHEADS[i]).then(|| sums.cosines[i] / tokens as f64)),
                 }
@@ -146,6 +151,18 @@ pub fn top_set(counts: &[u32], share: f64) -> Vec<u64> {
 /// `share` of n, rounded up, with a tolerance for rounding errors of the product.
 fn part(n: usize, share: f64) -> usize {
     (n as f64 * share - 1e-9).ceil() as usize
+}
+
+/// Jaccard distance between the active set of a token and the most active 40 % of neurons: common neurons and those of either set are each
+/// summed up over all tokens, so that it follows from the counts alone. `counts` are those of each neuron over `tokens` tokens; `None` where
+/// nothing was active.
+pub fn distance_to_hot(counts: &[u64], tokens: u64) -> Option<f64> {
+    let mut sorted = counts.to_vec();
+    sorted.sort_unstable_by(|a, b| b.cmp(a));
+    let all: u64 = sorted.iter().sum();
+    let hot = sorted.iter().take(part(counts.len(), HOT_NEURONS)).filter(|&&count| count > 0);
+    let (size, common) = hot.fold((0, 0), |(size, common), count| (size + 1, common + count));
+    (all > 0).then(|| 1.0 - common as f64 / (all + tokens * size - common) as f64)
 }
 
 /// How activations are spread: `counts` are those of each neuron, each over `tokens` tokens.
@@ -195,6 +212,17 @@ mod tests {
         let mixed = spread(&[1, 4, 3, 2], 4);
         assert_eq!((mixed.neurons_for_80, mixed.cdf[25], mixed.cdf[50], mixed.cdf[100]), (0.75, 0.4, 0.7, 1.0));
         assert!((mixed.gini - 0.25).abs() < 1e-12, "{}", mixed.gini);
+    }
+
+    #[test]
+    fn a_token_is_as_far_from_the_hot_set_as_its_neurons_say() {
+        // Four of ten are hot. A token with these four alone is at no distance, one with the six others shares nothing with them.
+        assert_eq!(distance_to_hot(&[3, 3, 3, 3, 0, 0, 0, 0, 0, 0], 3), Some(0.0));
+        // Three tokens have all four and one other neuron: four common ones of five.
+        assert!((distance_to_hot(&[3, 3, 3, 3, 1, 2, 0, 0, 0, 0], 3).unwrap() - 0.2).abs() < 1e-12);
+        // Each of four tokens has one of the four.
+        assert!((distance_to_hot(&[1, 1, 1, 1, 0, 0, 0, 0, 0, 0], 4).unwrap() - 0.75).abs() < 1e-12);
+        assert_eq!(distance_to_hot(&[0; 10], 3), None);
     }
 
     #[test]

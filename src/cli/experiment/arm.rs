@@ -508,6 +508,7 @@ fn replayed(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
         placed: placed.clone(),
         history: history.clone(),
         cost: args.cost,
+        foreseen: false,
         seed: args.seed,
         skip,
     };
