@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+"""Records what published models' neurons do on prose and code, and replays every policy on it.
+
+    cargo build --release
+    python3 tools/real_traces.py --prose wiki.test.txt --other wiki.valid.txt tale.txt --work FOLDER --out runs/DATE-real-traces
+
+The models are those of `artefacts.py`. Prose is the beginning of --prose, code that of this repository's Rust files at --revision. Of --other a
+profile is made: what a static placement knows of other texts. Written are `rows.csv` (a line for each replayed row), `recall.csv` (which
+share of the active neurons is found k layers ahead), `quality.csv` (perplexity by sparsity), `distances.csv` (how far apart tokens and texts are)
+and `steps.csv` (seconds and peak memory of each command). A row that is there is not made again, so that an interrupted run goes on with
+the same command; --work keeps packed models and traces. --tables prints what the page shows, and runs nothing. Standard library only.
+"""
+import argparse
+import csv
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import artefacts
+
+AHEAD = 2
+SPARSITY = 0.5
+RESIDENCY = [0.2, 0.4, 0.6, 0.8]
+LINKS = [2, 5, 15]
+MOVING = ["lfu", "lru", "micro", "macro", "full"]
+SHORT, LONG, RECALL, PROFILE = 5_000, 50_000, 512, 8_192
+LOOKAHEADS = [0, 1, 2, 3, 4]
+BYTES = {"prose": 400_000, "code": 300_000, "quality": 6_000, "other": 60_000}
+COSTS = ["h200", "pc"]
+ROW = ["model", "text", "tokens", "sparsity", "ahead", "placement", "residency", "link", "policy", "on_device", "active", "hits", "moves", "layers",
+       "whole", "host"] + [f"{costs}_{part}_us" for costs in COSTS for part in ("ffn", "layer")]
+
+
+class Table:
+    """Lines of a CSV file with a key, written as they come."""
+
+    def __init__(self, path, columns, keys):
+        self.path, self.columns, self.keys, self.rows = path, columns, keys, []
+        if path.exists():
+            with open(path, newline="") as file:
+                self.rows = list(csv.DictReader(file))
+
+    def has(self, **key):
+        return any(all(row[name] == str(value) for name, value in key.items()) for row in self.rows)
+
+    def add(self, **row):
+        new = not self.path.exists()
+        self.rows.append({name: str(row[name]) for name in self.columns})
+        with open(self.path, "a", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            if new:
+                writer.writeheader()
+            writer.writerow(self.rows[-1])
+
+
+class Runner:
+    """Runs the program, one command at a time, and notes what it took."""
+
+    def __init__(self, options):
+        self.options, self.end = options, time.monotonic() + 60 * options.minutes
+        home = options.work / "home"
+        self.env = {**os.environ, **{f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CACHE", "CONFIG", "DATA", "STATE")}}
+        self.steps = Table(options.out / "steps.csv", ["step", "seconds", "peak_mib"], ["step"])
+
+    def run(self, step, *words):
+        """The stdout of a verb. Raises with what it said on stderr when it fails."""
+        if time.monotonic() > self.end:
+            raise TimeoutError
+        with open(self.options.lock or os.devnull, "r+" if self.options.lock else "r") as lock:
+            if self.options.lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            start = time.monotonic()
+            command = [self.options.program, *map(str, words)]
+            said = self.options.work / "stdout"
+            with open(said, "w") as out, open(self.options.work / "stderr", "w") as err:
+                process = subprocess.Popen(command, env=self.env, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+                _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode:
+                raise RuntimeError(f"{step}: exit {process.returncode}: {(self.options.work / 'stderr').read_text().strip()[-400:]}")
+            seconds = time.monotonic() - start
+        if not self.steps.has(step=step):
+            self.steps.add(step=step, seconds=round(seconds, 1), peak_mib=usage.ru_maxrss // 1024)
+        print(f"{step}: {seconds:.1f} s, {usage.ru_maxrss >> 10} MiB", file=sys.stderr)
+        return said.read_text()
+
+
+def texts(options):
+    """Cuts the texts, once; their paths by name."""
+    folder = options.work / "text"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {name: folder / f"{name}.txt" for name in ("prose", "code", "prose-quality", "code-quality")}
+    others = [folder / f"other{i}.txt" for i in range(len(options.other))]
+
+    def cut(path, data, most):
+        if not path.exists():
+            path.write_bytes(data[:most].decode("utf-8", "ignore").encode())
+
+    prose = options.prose.read_bytes()
+    listed = subprocess.run(["git", "ls-tree", "-r", "--name-only", options.revision, "src"], capture_output=True, text=True, check=True).stdout.split()
+    code, files = b"", iter(sorted(name for name in listed if name.endswith(".rs")))
+    while len(code) < BYTES["code"] + BYTES["quality"]:
+        code += subprocess.run(["git", "show", f"{options.revision}:{next(files)}"], capture_output=True, check=True).stdout
+    for name, data in (("prose", prose), ("code", code)):
+        cut(paths[name], data, BYTES[name])
+        cut(paths[f"{name}-quality"], data, BYTES["quality"])
+    for path, other in zip(others, options.other):
+        cut(path, other.read_bytes(), BYTES["other"])
+    return paths, others
+
+
+def prepared(runner, key, others):
+    """Packs a model and profiles it on other texts; the store and its profile."""
+    store = runner.options.work / f"{key}.neurons"
+    if not store.exists():
+        runner.run(f"pack {key}", "pack", artefacts.model(key), "-o", store)
+    return store, profiled(runner, key, store, others, SPARSITY)
+
+
+def profiled(runner, key, store, others, sparsity):
+    path = store.with_suffix(".activation.profile") if sparsity == SPARSITY else runner.options.work / f"{key}.{sparsity}.profile"
+    if not path.exists():
+        most = PROFILE if sparsity == SPARSITY else PROFILE // 4
+        runner.run(f"profile {key} {sparsity}", "profile", store, "--text", *others, "--max-tokens", most, "--sparsity", sparsity, "-o", path)
+    return path
+
+
+def recorded(runner, key, store, name, path, tokens, sparsity):
+    trace = runner.options.work / f"{key}-{name}-{tokens}-{sparsity}.trace"
+    if not trace.exists():
+        runner.run(f"record {key} {name} {tokens} {sparsity}", "record", store, "--text", path, "--max-tokens", tokens, "--predictor", "exact",
+                   "--sparsity", sparsity, "--ahead", AHEAD, "-o", trace)
+    return trace
+
+
+def replayed(runner, rows, trace, profile, fixed, placement, residency, links, policies, bound):
+    """Replays what is not there yet: a command for each link rate."""
+    for link in links:
+        at = {**fixed, "placement": placement, "residency": residency, "link": link}
+        missing = [policy for policy in policies if not rows.has(**at, policy=policy)]
+        if not missing and (not bound or rows.has(**at, policy="bound")):
+            continue
+        words = ["replay", trace, "--profile", profile, "--placement", placement, "--ffn-share", residency, "--link", link, "--json"]
+        step = f"replay {fixed['model']} {fixed['text']} {fixed['tokens']} {fixed['sparsity']} {placement} {residency} {link} {' '.join(missing)}"
+        said = runner.run(step, *words, "--policy", *(missing or ["static"]), *([] if bound else ["--no-bound"]))
+        for row in json.loads(said)["rows"]:
+            policy = row["policy"] or "bound"
+            if not rows.has(**at, policy=policy) and (missing or policy == "bound"):
+                times = {f"{t['costs']}_{part}_us": round(t[f"{part}_us"], 3) for t in row["times"] for part in ("ffn", "layer")}
+                counted = {name: row[name] for name in ("active", "hits", "moves", "layers", "whole", "host")}
+                rows.add(**at, policy=policy, ahead=AHEAD, on_device=round(row["gpu_share"], 5), **counted, **times)
+
+
+def grid(runner, rows, trace, profile, fixed, residencies, links, moving):
+    for residency in residencies:
+        for placement in ("first", "static", "own"):
+            replayed(runner, rows, trace, profile, fixed, placement, residency, links[:1], ["static"], False)
+        replayed(runner, rows, trace, profile, fixed, "static", residency, links, moving, True)
+
+
+def quality(runner, table, key, store, name, path, sparsity):
+    if table.has(model=key, text=name, sparsity=sparsity):
+        return
+    words = ["eval", store, "--text", path, "--json", "-c", 1024]
+    if sparsity:
+        words += ["--predictor", "exact", "--sparsity", sparsity]
+    said = json.loads(runner.run(f"eval {key} {name} {sparsity}", *words))
+    table.add(model=key, text=name, sparsity=sparsity, tokens=said.get("tokens", ""), perplexity=round(said["perplexity"], 3))
+
+
+def distances(runner, table, key, store, profile):
+    if not table.has(model=key):
+        said = json.loads(runner.run(f"distances {key}", "profile", store, "-o", profile, "--json"))
+        for layer in said["statistics"]["layers"] if "statistics" in said else said["layers"]:
+            table.add(model=key, layer=layer["layer"], neighbours=layer["neighbours"], to_hot=layer.get("to_hot"), texts=(layer["texts"] or {}).get("mean"),
+                      neurons_for_80=layer["neurons_for_80"], by_top_40=layer["by_top_40"])
+
+
+def recall(runner, table, key, store, name, path, sparsity):
+    if table.has(model=key, text=name, sparsity=sparsity):
+        return
+    trace = runner.options.work / "recall.trace"
+    said = runner.run(f"recall {key} {name} {sparsity}", "record", store, "--text", path, "--max-tokens", RECALL, "--predictor", "exact", "--sparsity", sparsity,
+                      "--ahead", 1, "--lookaheads", ",".join(map(str, LOOKAHEADS)), "-o", trace)
+    trace.unlink()
+    for row in json.loads(said)["recall"]:
+        share = {"recall": row["found"] / row["active"], "precision": row["found"] / row["predicted"], "by_rank": row["found_by_rank"] / row["active"]}
+        table.add(model=key, text=name, sparsity=sparsity, ahead=row["ahead"], **{name: round(value, 4) for name, value in share.items()})
+
+
+def made(options):
+    runner, out = Runner(options), options.out
+    rows = Table(out / "rows.csv", ROW, [])
+    found = Table(out / "recall.csv", ["model", "text", "sparsity", "ahead", "recall", "precision", "by_rank"], [])
+    perplexity = Table(out / "quality.csv", ["model", "text", "sparsity", "tokens", "perplexity"], [])
+    apart = Table(out / "distances.csv", ["model", "layer", "neighbours", "to_hot", "texts", "neurons_for_80", "by_top_40"], [])
+    paths, others = texts(options)
+    each = []
+    for key in options.models.split(","):
+        store, profile = prepared(runner, key, others)
+        distances(runner, apart, key, store, profile)
+        for name in ("prose", "code"):
+            recall(runner, found, key, store, name, paths[name], SPARSITY)
+            each.append((key, store, profile, name))
+    # What matters most comes first: a run that is cut short is a smaller grid.
+    for residencies, links in (([0.4], [5]), (RESIDENCY, LINKS)):
+        for key, store, profile, name in each:
+            trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
+            fixed = {"model": key, "text": name, "tokens": SHORT, "sparsity": SPARSITY}
+            grid(runner, rows, trace, profile, fixed, residencies, links, MOVING)
+    for sparsity in (0, 0.3, SPARSITY, 0.7):
+        for key, store, _, name in each:
+            quality(runner, perplexity, key, store, name, paths[f"{name}-quality"], sparsity)
+    for key, store, profile, name in each:
+        trace = recorded(runner, key, store, name, paths[name], LONG, SPARSITY)
+        fixed = {"model": key, "text": name, "tokens": LONG, "sparsity": SPARSITY}
+        grid(runner, rows, trace, profile, fixed, [0.4, 0.6], [5], ["macro", "full"])
+    for sparsity in (0.3, 0.7):
+        for key, store, _, name in each:
+            profile = profiled(runner, key, store, others, sparsity)
+            trace = recorded(runner, key, store, name, paths[name], SHORT, sparsity)
+            fixed = {"model": key, "text": name, "tokens": SHORT, "sparsity": sparsity}
+            grid(runner, rows, trace, profile, fixed, [0.4], [5], MOVING)
+            recall(runner, found, key, store, name, paths[name], sparsity)
+
+
+def tables(out):
+    """The page's tables as Markdown."""
+    rows = Table(out / "rows.csv", ROW, []).rows
+    named = [("static", "first", "no profile"), ("static", "static", "profile of other text"), ("static", "own", "this text's own")]
+    named += [(policy, "static", policy) for policy in MOVING + ["bound"]]
+    said = []
+
+    def cells(fixed, link, column):
+        """Of each policy its value; static rows are of every link rate."""
+        for policy, placement, _ in named:
+            wanted = {**fixed, "policy": policy, "placement": placement, **({} if policy == "static" else {"link": link})}
+            yield next((float(row[column]) for row in rows if all(row[name] == value for name, value in wanted.items())), None)
+
+    kinds = sorted({(row["sparsity"], int(row["tokens"])) for row in rows}, key=lambda kind: (kind[0] != str(SPARSITY), kind))
+    for title, column, scale in (("Active neurons on the device, %", "on_device", 100), ("Time of a layer by the H200's costs, us", "h200_layer_us", 1),
+                                 ("Time of a layer by a desktop's costs, us", "pc_layer_us", 1)):
+        for sparsity, tokens in kinds:
+            said += ["", f"### {title}: sparsity {float(sparsity):.0%}, {tokens} tokens", ""]
+            said += ["| model | text | in VRAM | link | " + " | ".join(name for *_, name in named) + " | full closes |", "|" + "---|" * (len(named) + 5)]
+            here = [row for row in rows if (row["sparsity"], int(row["tokens"])) == (sparsity, tokens)]
+            for model, text, residency, link in sorted({(r["model"], r["text"], r["residency"], r["link"]) for r in here if r["policy"] == "full"},
+                                                       key=lambda key: (key[0], key[1], float(key[2]), float(key[3]))):
+                fixed = {"model": model, "text": text, "tokens": str(tokens), "sparsity": sparsity, "residency": residency}
+                values = list(cells(fixed, link, column))
+                profiled, full, best = values[1], values[-2], values[-1]
+                closes = f"{(full - profiled) / (best - profiled):.0%}" if None not in (profiled, full, best) and best != profiled else "-"
+                shown = ["-" if value is None else f"{scale * value:.1f}" for value in values]
+                said.append(f"| {model} | {text} | {float(residency):.0%} | {link} % | " + " | ".join(shown) + f" | {closes} |")
+    return "\n".join(said) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--program", default="target/release/dynamicinfer")
+    parser.add_argument("--models", default="smollm2,qwen2.5-coder", help="keys of artefacts.py (default: %(default)s)")
+    parser.add_argument("--prose", type=Path, help="a text, such as WikiText-2's test text")
+    parser.add_argument("--other", type=Path, nargs="+", help="texts that the profile is made of")
+    parser.add_argument("--revision", default="4822de3", help="commit whose Rust files are the code (default: %(default)s)")
+    parser.add_argument("--work", type=Path, default=Path("target/real-traces"), help="folder for models and traces, some GB (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no command after so many minutes")
+    parser.add_argument("--lock", type=Path, help="file to lock while a command runs, where others measure as well")
+    parser.add_argument("--tables", action="store_true", help="print the page's tables from what is in --out")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    if options.tables:
+        print(tables(options.out), end="")
+        return
+    if not options.prose or not options.other:
+        parser.error("--prose and --other are needed")
+    options.program = shutil.which(options.program) or str(Path(options.program).resolve())
+    for folder in (options.work, options.out):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        made(options)
+    except TimeoutError:
+        print("the time is up; the same command goes on", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
