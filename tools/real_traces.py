@@ -6,8 +6,8 @@
 
 The models are those of `artefacts.py`. Prose is the beginning of --prose, code that of this repository's Rust files at --revision. Of --other a
 profile is made: what a static placement knows of other texts. Written are `rows.csv` (a line for each replayed row), `recall.csv` (which
-share of the active neurons is found k layers ahead), `quality.csv` (perplexity by sparsity), `distances.csv` (how far apart tokens and texts are)
-and `steps.csv` (seconds and peak memory of each command). A row that is there is not made again, so that an interrupted run goes on with
+share of the active neurons is found k layers ahead), `quality.csv` (perplexity by sparsity), `distances.csv` (how far apart tokens and texts are),
+`causes.csv` (what keeps full from the bound) and `steps.csv` (seconds and peak memory of each command). A row that is there is not made again, so that an interrupted run goes on with
 the same command; --work keeps packed models and traces. --tables prints what the page shows, and runs nothing. Standard library only.
 """
 import argparse
@@ -28,19 +28,37 @@ SPARSITY = 0.5
 RESIDENCY = [0.2, 0.4, 0.6, 0.8]
 LINKS = [2, 5, 15]
 MOVING = ["lfu", "lru", "micro", "macro", "full"]
+# In a replay full decides as macro does: at the other link rates one of them is enough.
+ELSEWHERE = ["full"]
+CENTRE = (0.4, 5)
 SHORT, LONG, RECALL, PROFILE = 5_000, 50_000, 512, 8_192
 LOOKAHEADS = [0, 1, 2, 3, 4]
 BYTES = {"prose": 400_000, "code": 300_000, "quality": 6_000, "other": 60_000}
 COSTS = ["h200", "pc"]
+# What keeps full from the bound, and whether other constants would bring it nearer: options of replay.
+CAUSES = {
+    "as it is": [],
+    "look-ahead is never wrong": ["--foreseen"],
+    "link without limit": ["--link", 100],
+    "both": ["--foreseen", "--link", 100],
+    "lambda 8": ["--lambda", 8],
+    "lambda 25": ["--lambda", 25],
+    "decay 0.99": ["--decay", 0.99],
+    "lambda 8, decay 0.99": ["--lambda", 8, "--decay", 0.99],
+    "lambda 25, decay 0.99": ["--lambda", 25, "--decay", 0.99],
+    "lambda 25, decay 0.995": ["--lambda", 25, "--decay", 0.995],
+    "lambda 25, decay 0.995, margin 1": ["--lambda", 25, "--decay", 0.995, "--margin", 1],
+}
 ROW = ["model", "text", "tokens", "sparsity", "ahead", "placement", "residency", "link", "policy", "on_device", "active", "hits", "moves", "layers",
        "whole", "host"] + [f"{costs}_{part}_us" for costs in COSTS for part in ("ffn", "layer")]
+PLANTED = ["recipe", "seed"] + ROW[ROW.index("placement"):]
 
 
 class Table:
-    """Lines of a CSV file with a key, written as they come."""
+    """Lines of a CSV file, written as they come."""
 
-    def __init__(self, path, columns, keys):
-        self.path, self.columns, self.keys, self.rows = path, columns, keys, []
+    def __init__(self, path, columns):
+        self.path, self.columns, self.rows = path, columns, []
         if path.exists():
             with open(path, newline="") as file:
                 self.rows = list(csv.DictReader(file))
@@ -65,7 +83,7 @@ class Runner:
         self.options, self.end = options, time.monotonic() + 60 * options.minutes
         home = options.work / "home"
         self.env = {**os.environ, **{f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CACHE", "CONFIG", "DATA", "STATE")}}
-        self.steps = Table(options.out / "steps.csv", ["step", "seconds", "peak_mib"], ["step"])
+        self.steps = Table(options.out / "steps.csv", ["step", "seconds", "peak_mib"])
 
     def run(self, step, *words):
         """The stdout of a verb. Raises with what it said on stderr when it fails."""
@@ -126,7 +144,7 @@ def profiled(runner, key, store, others, sparsity):
     path = store.with_suffix(".activation.profile") if sparsity == SPARSITY else runner.options.work / f"{key}.{sparsity}.profile"
     if not path.exists():
         most = PROFILE if sparsity == SPARSITY else PROFILE // 4
-        runner.run(f"profile {key} {sparsity}", "profile", store, "--text", *others, "--max-tokens", most, "--sparsity", sparsity, "-o", path)
+        runner.run(f"profile {key} {sparsity}", "profile", store, "--text", *others, "--max-tokens", most, "--sparsity", sparsity, "-t", runner.options.threads, "-o", path)
     return path
 
 
@@ -134,7 +152,7 @@ def recorded(runner, key, store, name, path, tokens, sparsity):
     trace = runner.options.work / f"{key}-{name}-{tokens}-{sparsity}.trace"
     if not trace.exists():
         runner.run(f"record {key} {name} {tokens} {sparsity}", "record", store, "--text", path, "--max-tokens", tokens, "--predictor", "exact",
-                   "--sparsity", sparsity, "--ahead", AHEAD, "-o", trace)
+                   "--sparsity", sparsity, "--ahead", AHEAD, "-t", runner.options.threads, "-o", trace)
     return trace
 
 
@@ -151,22 +169,32 @@ def replayed(runner, rows, trace, profile, fixed, placement, residency, links, p
         for row in json.loads(said)["rows"]:
             policy = row["policy"] or "bound"
             if not rows.has(**at, policy=policy) and (missing or policy == "bound"):
-                times = {f"{t['costs']}_{part}_us": round(t[f"{part}_us"], 3) for t in row["times"] for part in ("ffn", "layer")}
-                counted = {name: row[name] for name in ("active", "hits", "moves", "layers", "whole", "host")}
-                rows.add(**at, policy=policy, ahead=AHEAD, on_device=round(row["gpu_share"], 5), **counted, **times)
+                rows.add(**at, policy=policy, ahead=AHEAD, on_device=round(row["gpu_share"], 5), **counted(row))
 
 
-def grid(runner, rows, trace, profile, fixed, residencies, links, moving):
+def grid(runner, rows, trace, profile, fixed, residencies, links):
     for residency in residencies:
         for placement in ("first", "static", "own"):
-            replayed(runner, rows, trace, profile, fixed, placement, residency, links[:1], ["static"], False)
-        replayed(runner, rows, trace, profile, fixed, "static", residency, links, moving, True)
+            replayed(runner, rows, trace, profile, fixed, placement, residency, CENTRE[1:], ["static"], False)
+        for link in links:
+            moving = MOVING if (residency, link) == CENTRE else MOVING[:3] + ELSEWHERE if link == CENTRE[1] else ELSEWHERE
+            replayed(runner, rows, trace, profile, fixed, "static", residency, [link], moving, True)
+
+
+def causes(runner, table, trace, profile, fixed):
+    for variant, words in CAUSES.items():
+        if not table.has(**fixed, variant=variant):
+            link = [] if "--link" in words else ["--link", 5]
+            said = runner.run(f"replay {fixed['model']} {fixed['text']} {variant}", "replay", trace, "--profile", profile, "--ffn-share", 0.4, *link, *words,
+                              "--policy", "full", "--no-bound", "--json")
+            row = json.loads(said)["rows"][0]
+            table.add(**fixed, variant=variant, on_device=round(row["gpu_share"], 5), moves=row["moves"], moving=round(row["moving"], 3))
 
 
 def quality(runner, table, key, store, name, path, sparsity):
     if table.has(model=key, text=name, sparsity=sparsity):
         return
-    words = ["eval", store, "--text", path, "--json", "-c", 1024]
+    words = ["eval", store, "--text", path, "--json", "-c", 1024, "-t", runner.options.threads]
     if sparsity:
         words += ["--predictor", "exact", "--sparsity", sparsity]
     said = json.loads(runner.run(f"eval {key} {name} {sparsity}", *words))
@@ -193,12 +221,46 @@ def recall(runner, table, key, store, name, path, sparsity):
         table.add(model=key, text=name, sparsity=sparsity, ahead=row["ahead"], **{name: round(value, 4) for name, value in share.items()})
 
 
+def planted(options):
+    """Made-up traces of the recipes, two seeds each: how far apart tokens and texts are, and then policies on them."""
+    runner, out = Runner(options), options.out
+    rows = Table(out / "planted.csv", PLANTED)
+    apart = Table(out / "planted-distances.csv", ["recipe", "seed", "active", "token_distance", "text_distance", "token_to_hot", "skew"])
+    for recipe in options.planted:
+        for seed in (1, 2):
+            trace = options.work / f"{recipe.stem}-{seed}.trace"
+            if not trace.exists():
+                runner.run(f"make {recipe.stem} {seed}", "record", "--synth", "--recipe", recipe, "--seed", seed, "-o", trace)
+            if not apart.has(recipe=recipe.stem, seed=seed):
+                said = json.loads(runner.run(f"distances {recipe.stem} {seed}", "replay", trace, "--policy", "static", "--ffn-share", 0.3, "--link", 5, "--no-bound",
+                                             "--statistics", "--json"))["statistics"]
+                apart.add(recipe=recipe.stem, seed=seed, **{name: round(said[name], 3) for name in apart.columns[2:]})
+            for residency in (0.3, 0.5):
+                for placement, policies, bound in (("first", ["static"], False), ("own", ["static"], False), ("static", ["static", "macro"], True)):
+                    for link in LINKS if bound else [CENTRE[1]]:
+                        fixed = {"recipe": recipe.stem, "seed": seed, "placement": placement, "residency": residency, "link": link}
+                        if all(rows.has(**fixed, policy=policy) for policy in policies):
+                            continue
+                        words = ["--placement", placement, "--ffn-share", residency, "--link", link, "--policy", *policies, *([] if bound else ["--no-bound"])]
+                        said = runner.run(f"replay {' '.join(map(str, fixed.values()))}", "replay", trace, "--json", *words)
+                        for row in json.loads(said)["rows"]:
+                            rows.add(**fixed, policy=row["policy"] or "bound", on_device=round(row["gpu_share"], 5), **counted(row))
+            trace.unlink()
+
+
+def counted(row):
+    """What a row of replay says beside its share."""
+    times = {f"{t['costs']}_{part}_us": round(t[f"{part}_us"], 3) for t in row["times"] for part in ("ffn", "layer")}
+    return {**{name: row[name] for name in ("active", "hits", "moves", "layers", "whole", "host")}, **times}
+
+
 def made(options):
     runner, out = Runner(options), options.out
-    rows = Table(out / "rows.csv", ROW, [])
-    found = Table(out / "recall.csv", ["model", "text", "sparsity", "ahead", "recall", "precision", "by_rank"], [])
-    perplexity = Table(out / "quality.csv", ["model", "text", "sparsity", "tokens", "perplexity"], [])
-    apart = Table(out / "distances.csv", ["model", "layer", "neighbours", "to_hot", "texts", "neurons_for_80", "by_top_40"], [])
+    rows = Table(out / "rows.csv", ROW)
+    found = Table(out / "recall.csv", ["model", "text", "sparsity", "ahead", "recall", "precision", "by_rank"])
+    perplexity = Table(out / "quality.csv", ["model", "text", "sparsity", "tokens", "perplexity"])
+    apart = Table(out / "distances.csv", ["model", "layer", "neighbours", "to_hot", "texts", "neurons_for_80", "by_top_40"])
+    why = Table(out / "causes.csv", ["model", "text", "variant", "on_device", "moves", "moving"])
     paths, others = texts(options)
     each = []
     for key in options.models.split(","):
@@ -208,30 +270,36 @@ def made(options):
             recall(runner, found, key, store, name, paths[name], SPARSITY)
             each.append((key, store, profile, name))
     # What matters most comes first: a run that is cut short is a smaller grid.
-    for residencies, links in (([0.4], [5]), (RESIDENCY, LINKS)):
+    for residencies, links in (([CENTRE[0]], [CENTRE[1]]), (RESIDENCY, LINKS)):
         for key, store, profile, name in each:
             trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
             fixed = {"model": key, "text": name, "tokens": SHORT, "sparsity": SPARSITY}
-            grid(runner, rows, trace, profile, fixed, residencies, links, MOVING)
+            grid(runner, rows, trace, profile, fixed, residencies, links)
+    for key, store, profile, name in each:
+        trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
+        causes(runner, why, trace, profile, {"model": key, "text": name})
     for sparsity in (0, 0.3, SPARSITY, 0.7):
         for key, store, _, name in each:
             quality(runner, perplexity, key, store, name, paths[f"{name}-quality"], sparsity)
     for key, store, profile, name in each:
         trace = recorded(runner, key, store, name, paths[name], LONG, SPARSITY)
         fixed = {"model": key, "text": name, "tokens": LONG, "sparsity": SPARSITY}
-        grid(runner, rows, trace, profile, fixed, [0.4, 0.6], [5], ["macro", "full"])
+        for residency in (0.4, 0.6):
+            for placement in ("first", "static", "own"):
+                replayed(runner, rows, trace, profile, fixed, placement, residency, CENTRE[1:], ["static"], False)
+            replayed(runner, rows, trace, profile, fixed, "static", residency, CENTRE[1:], ELSEWHERE, True)
     for sparsity in (0.3, 0.7):
         for key, store, _, name in each:
             profile = profiled(runner, key, store, others, sparsity)
             trace = recorded(runner, key, store, name, paths[name], SHORT, sparsity)
             fixed = {"model": key, "text": name, "tokens": SHORT, "sparsity": sparsity}
-            grid(runner, rows, trace, profile, fixed, [0.4], [5], MOVING)
+            grid(runner, rows, trace, profile, fixed, [CENTRE[0]], [CENTRE[1]])
             recall(runner, found, key, store, name, paths[name], sparsity)
 
 
 def tables(out):
     """The page's tables as Markdown."""
-    rows = Table(out / "rows.csv", ROW, []).rows
+    rows = Table(out / "rows.csv", ROW).rows
     named = [("static", "first", "no profile"), ("static", "static", "profile of other text"), ("static", "own", "this text's own")]
     named += [(policy, "static", policy) for policy in MOVING + ["bound"]]
     said = []
@@ -268,21 +336,23 @@ def main():
     parser.add_argument("--other", type=Path, nargs="+", help="texts that the profile is made of")
     parser.add_argument("--revision", default="4822de3", help="commit whose Rust files are the code (default: %(default)s)")
     parser.add_argument("--work", type=Path, default=Path("target/real-traces"), help="folder for models and traces, some GB (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no command after so many minutes")
     parser.add_argument("--lock", type=Path, help="file to lock while a command runs, where others measure as well")
+    parser.add_argument("--planted", type=Path, nargs="+", metavar="RECIPE", help="instead: replay made-up traces of these recipes (configs/traces)")
     parser.add_argument("--tables", action="store_true", help="print the page's tables from what is in --out")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if options.tables:
         print(tables(options.out), end="")
         return
-    if not options.prose or not options.other:
+    if not options.planted and not (options.prose and options.other):
         parser.error("--prose and --other are needed")
     options.program = shutil.which(options.program) or str(Path(options.program).resolve())
     for folder in (options.work, options.out):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        made(options)
+        planted(options) if options.planted else made(options)
     except TimeoutError:
         print("the time is up; the same command goes on", file=sys.stderr)
 

@@ -7,6 +7,7 @@ use crate::formats::trace_file::TraceFile;
 use crate::ids::PublishedId;
 use crate::lab::clusters::computed_share;
 use crate::lab::replay::{self, Outcome, ReplayOptions, frequencies, likeness};
+use crate::lab::simulate::calibration::Statistics;
 use crate::lab::stage_costs;
 use crate::lab::synth::experts::Routing;
 use crate::placement::policy::{self, PlacementPolicy as Placement};
@@ -71,6 +72,9 @@ pub struct Args {
     /// Leave out the bound, which takes as long as a policy
     #[arg(long)]
     no_bound: bool,
+    /// With --json, also how active the neurons are and how far apart tokens, texts and hot sets
+    #[arg(long, requires = "json")]
+    statistics: bool,
     /// Machine-readable
     #[arg(long)]
     json: bool,
@@ -176,6 +180,8 @@ struct Report<'a> {
     /// Mean Jaccard distances: of the active sets of neighbouring tokens, of the 40 % most active neurons of two texts.
     token_distance: f64,
     text_distance: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    statistics: Option<Statistics>,
     placement: Start,
     cost: f64,
     /// Sizes of clusters, and the share of the neurons that lie in one with an active neuron.
@@ -272,6 +278,7 @@ pub fn run(args: Args) -> Result<()> {
         tokens: h.texts[skip..].iter().map(|t| t.tokens).sum(),
         token_distance,
         text_distance,
+        statistics: args.statistics.then(|| Statistics::of(&trace)),
         placement: args.placement,
         cost: args.cost,
         clusters: args.clusters.iter().map(|&size| (size, computed_share(&trace, &history, skip, size))).collect(),

@@ -114,9 +114,10 @@ pub fn replay_with(
                 run.pass(ATTENTION * LAYER_NS);
                 clock.now_ns += ATTENTION * LAYER_NS;
                 run.choose(layer, token);
-                let here = |neurons: &[u32]| neurons.iter().filter(|&&n| run.here[n as usize]).count();
-                let host = run.computed.len() - here(&run.computed);
-                outcome.add(run.truth.len(), here(&run.truth), host);
+                let here = |neurons: &[u32]| neurons.iter().map(|&n| usize::from(run.here[n as usize])).sum::<usize>();
+                let hits = here(&run.truth);
+                let device = if run.computed == run.truth { hits } else { here(&run.computed) };
+                outcome.add(run.truth.len(), hits, run.computed.len() - device);
                 // A policy that never moves anything need not know.
                 if setting.rules.moves {
                     decisions(token, layer, run.observe(layer, token, token == first, clock, false));

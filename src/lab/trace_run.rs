@@ -208,7 +208,8 @@ impl<'a> TraceRun<'a> {
         self.find(layer);
         let (trace, thresholds) = (self.trace, self.thresholds[layer]);
         // A probability of 0 reaches no threshold but 0.
-        if trace.has_bits(TraceSection::Own) && Tier::ALL.into_iter().all(|tier| thresholds[tier] > 0) {
+        let by_bits = trace.has_bits(TraceSection::Own) && Tier::ALL.into_iter().all(|tier| thresholds[tier] > 0);
+        if by_bits {
             active(trace.row(TraceSection::Own, layer, token), &mut self.computed);
         } else {
             let own = trace.probabilities(TraceSection::Own, layer, token, &mut self.unpacked[0]);
@@ -218,7 +219,13 @@ impl<'a> TraceRun<'a> {
             self.computed.clear();
             self.computed.extend(reaches.map(|(n, _)| n as u32));
         }
-        active(trace.row(TraceSection::Active, layer, token), &mut self.truth);
+        let [truth, own] = [TraceSection::Active, TraceSection::Own].map(|part| trace.row(part, layer, token));
+        // The exact predictor is right, and a copy is faster than a search of bits.
+        if by_bits && truth == own {
+            self.truth.clone_from(&self.computed);
+        } else {
+            active(truth, &mut self.truth);
+        }
     }
 
     /// Finds which of a layer's neurons are resident, [`TraceRun::here`]: with those that have arrived.
@@ -307,8 +314,12 @@ impl<'a> TraceRun<'a> {
         let (fired_layer, neurons) = &mut self.fired;
         *fired_layer = Some(layer);
         neurons.clear();
-        let was_active = |n: &&u32| truth[**n as usize / 8] >> (**n % 8) & 1 == 1;
-        neurons.extend(self.computed.iter().filter(was_active).map(|&n| StoreId(n)));
+        if self.computed == self.truth {
+            neurons.extend_from_slice(bytemuck::cast_slice(&self.truth));
+        } else {
+            let was_active = |n: &&u32| truth[**n as usize / 8] >> (**n % 8) & 1 == 1;
+            neurons.extend(self.computed.iter().filter(was_active).map(|&n| StoreId(n)));
+        }
         &self.decisions
     }
 }
