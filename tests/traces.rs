@@ -162,7 +162,8 @@ fn a_trace_of_bits_is_replayed_as_the_same_trace_of_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let mut engine = fixture("relullama", dir.path(), None);
     let path = dir.path().join("bits.trace");
-    record(&mut engine, &request(&engine, two_texts()), &path, |_, _| Ok(())).unwrap();
+    let request = request(&engine, two_texts());
+    record(&mut engine, &request, &path, |_, _| Ok(())).unwrap();
     let bits = TraceFile::open(&path).unwrap();
     let h = bits.header().clone();
     assert!(bits.has_bits(TraceSection::Own) && bits.has_bits(TraceSection::Ahead));
