@@ -55,6 +55,9 @@ pub struct Args {
     /// Look-ahead is never wrong: what its errors cost is the difference
     #[arg(long, hide_short_help = true)]
     foreseen: bool,
+    /// Moves go on where they lose hits to the static placement
+    #[arg(long, hide_short_help = true)]
+    no_guard: bool,
     /// Weight of a neuron's frequency beside its predicted activation, instead of the policy's own
     #[arg(long, hide_short_help = true)]
     lambda: Option<f32>,
@@ -242,6 +245,7 @@ pub fn run(args: Args) -> Result<()> {
                 rules.lambda = args.lambda.filter(|_| rules.lambda > 0.0).unwrap_or(rules.lambda);
                 rules.decay = args.decay.unwrap_or(rules.decay);
                 rules.margin = args.margin.unwrap_or(rules.margin);
+                rules.gain &= !args.no_guard;
                 let setting = ReplayOptions {
                     policy,
                     rules,
