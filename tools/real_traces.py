@@ -31,11 +31,14 @@ MOVING = ["lfu", "lru", "micro", "macro", "full"]
 # In a replay full decides as macro does: at the other link rates one of them is enough.
 ELSEWHERE = ["full"]
 CENTRE = (0.4, 5)
-SHORT, LONG, RECALL, PROFILE = 5_000, 50_000, 512, 8_192
+SHORT, SPARSE, LONG, RECALL, PROFILE = 5_000, 2_000, 50_000, 512, 8_192
 LOOKAHEADS = [0, 1, 2, 3, 4]
-BYTES = {"prose": 400_000, "code": 300_000, "quality": 6_000, "other": 60_000}
+BYTES = {"prose": 400_000, "code": 300_000, "quality": 3_000, "other": 60_000}
 COSTS = ["h200", "pc"]
 TURN = 240
+# As in src/lab/stage_costs.rs; neurons of a layer.
+H200_NEURON_US = 0.067
+NEURONS, NEURONS_7B = {"smollm2": 1536, "qwen2.5-coder": 4864}, 11008
 # What keeps full from the bound, and whether other constants would bring it nearer: options of replay.
 CAUSES = {
     "as it is": [],
@@ -281,32 +284,32 @@ def made(options):
         for name in ("prose", "code"):
             recall(runner, found, key, store, name, paths[name], SPARSITY)
             each.append((key, store, profile, name))
+    def at(key, name, tokens, sparsity):
+        return {"model": key, "text": name, "tokens": tokens, "sparsity": sparsity}
+
     # What matters most comes first: a run that is cut short is a smaller grid.
-    for residencies, links in (([CENTRE[0]], [CENTRE[1]]), (RESIDENCY, LINKS)):
-        for key, store, profile, name in each:
-            trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
-            fixed = {"model": key, "text": name, "tokens": SHORT, "sparsity": SPARSITY}
-            grid(runner, rows, trace, profile, fixed, residencies, links)
     for key, store, profile, name in each:
         trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
-        causes(runner, why, trace, profile, {"model": key, "text": name})
+        grid(runner, rows, trace, profile, at(key, name, SHORT, SPARSITY), [CENTRE[0]], [CENTRE[1]])
+    for key, store, profile, name in each:
+        causes(runner, why, recorded(runner, key, store, name, paths[name], SHORT, SPARSITY), profile, {"model": key, "text": name})
+    for key, store, profile, name in each:
+        trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
+        grid(runner, rows, trace, profile, at(key, name, SHORT, SPARSITY), RESIDENCY, LINKS)
+    for sparsity in (0.3, 0.7):
+        for key, store, _, name in each:
+            profile = profiled(runner, key, store, others, sparsity)
+            trace = recorded(runner, key, store, name, paths[name], SPARSE, sparsity)
+            grid(runner, rows, trace, profile, at(key, name, SPARSE, sparsity), [CENTRE[0]], [CENTRE[1]])
     for sparsity in (0, 0.3, SPARSITY, 0.7):
         for key, store, _, name in each:
             quality(runner, perplexity, key, store, name, paths[f"{name}-quality"], sparsity)
     for key, store, profile, name in each:
         trace = recorded(runner, key, store, name, paths[name], LONG, SPARSITY)
-        fixed = {"model": key, "text": name, "tokens": LONG, "sparsity": SPARSITY}
         for residency in (0.4, 0.6):
             for placement in ("first", "static", "own"):
-                replayed(runner, rows, trace, profile, fixed, placement, residency, CENTRE[1:], ["static"], False)
-            replayed(runner, rows, trace, profile, fixed, "static", residency, CENTRE[1:], ELSEWHERE, True)
-    for sparsity in (0.3, 0.7):
-        for key, store, _, name in each:
-            profile = profiled(runner, key, store, others, sparsity)
-            trace = recorded(runner, key, store, name, paths[name], SHORT, sparsity)
-            fixed = {"model": key, "text": name, "tokens": SHORT, "sparsity": sparsity}
-            grid(runner, rows, trace, profile, fixed, [CENTRE[0]], [CENTRE[1]])
-            recall(runner, found, key, store, name, paths[name], sparsity)
+                replayed(runner, rows, trace, profile, at(key, name, LONG, SPARSITY), placement, residency, CENTRE[1:], ["static"], False)
+            replayed(runner, rows, trace, profile, at(key, name, LONG, SPARSITY), "static", residency, CENTRE[1:], ELSEWHERE, True)
 
 
 def tables(out):
@@ -323,8 +326,11 @@ def tables(out):
             yield next((float(row[column]) for row in rows if all(row[name] == value for name, value in wanted.items())), None)
 
     kinds = sorted({(row["sparsity"], int(row["tokens"])) for row in rows}, key=lambda kind: (kind[0] != str(SPARSITY), kind))
+    for row in rows:
+        # What a layer of 7B takes in which the same share of the neurons is the CPU's.
+        row["h200_7b_us"] = float(row["h200_layer_us"]) + H200_NEURON_US * int(row["host"]) / int(row["layers"]) * (NEURONS_7B / NEURONS[row["model"]] - 1)
     for title, column, scale in (("Active neurons on the device, %", "on_device", 100), ("Time of a layer by the H200's costs, us", "h200_layer_us", 1),
-                                 ("Time of a layer by a desktop's costs, us", "pc_layer_us", 1)):
+                                 ("The same for a layer of 11008 neurons, us", "h200_7b_us", 1), ("Time of a layer by a desktop's costs, us", "pc_layer_us", 1)):
         for sparsity, tokens in kinds:
             said += ["", f"### {title}: sparsity {float(sparsity):.0%}, {tokens} tokens", ""]
             said += ["| model | text | in VRAM | link | " + " | ".join(name for *_, name in named) + " | full closes |", "|" + "---|" * (len(named) + 5)]
