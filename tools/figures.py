@@ -38,13 +38,11 @@ README_ROWS = [
     ("Fits in memory, Q4_K_M", "decode", "Zen 4", "Q4_K_M", 2),
     ("Fits in memory, Q4_K_M, AVX2 alone", "decode", "Zen 3", "Q4_K_M", 2),
     ("Fits in memory, Q4_K_M, prompt of 512", "prompts", "Intel Xeon (AVX-512)", "Q4_K_M, 512 tokens", 2),
-    ("Sparse with predictor, f16", "sparse", "Zen 4", "f16", 2),
     ("Larger than RAM, Q4_K_M, half of the FFNs on disk", "disk", "Zen 3", "Q4_K_M, 50 % of the FFNs in memory, limit 504 MiB", 2),
-    ("Larger than RAM, sparse f16, half of the FFNs on disk", "disk", "Zen 4", "f16, 50 % of the FFNs in memory, limit 1419 MiB", 2),
-    ("Half in VRAM, sparse 7B f16, dynamic policy", "vram", "H200", "decode, 7B, budget 8 GiB, dynamic policy", 16),
-    ("Half in VRAM, the same, static placement", "vram", "H200", "decode, 7B, budget 8 GiB, static placement", 16),
+    ("Sparse with predictor, f16", "sparse", "Zen 4", "f16", 2),
+    ("Half in VRAM, sparse 7B f16", "vram", "H200", "decode, 7B, budget 8 GiB, dynamic policy", 16),
     ("Half in VRAM, mixture q4_0", "vram", "H200", "decode, mixture, budget 2 GiB, dynamic policy", 16),
-    ("All in VRAM, 7B f16, dense", "vram-all", "H200", "decode, 7B, dense", 16),
+    ("All in VRAM, 7B f16", "vram-all", "H200", "decode, 7B, dense", 16),
 ]
 
 
@@ -209,7 +207,7 @@ def replaced(document, part):
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise Invalid(f"the document has no '{BEGIN}' with '{END}' behind it")
-    return f"{before}{BEGIN}\n\n{part}\n{END}{after}"
+    return f"{before}{BEGIN}\n{part}{END}{after}"
 
 
 def compare_rows(text, test):
