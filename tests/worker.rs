@@ -260,7 +260,9 @@ fn seen(handle: &Handle) -> Seen {
 /// had come.
 #[test]
 fn whatever_is_asked_an_answer_waits_for_one_step_of_it_between_two_tokens() {
-    const TOKENS: usize = 400;
+    // More than the turns until the last answer has begun, by which the first is ahead.
+    const AHEAD: usize = 200;
+    const TOKENS: usize = 3 * AHEAD;
     for (answers, deterministic) in [(1, false), (3, false), (40, false), (1, true), (3, true)] {
         let dir = tempfile::tempdir().unwrap();
         let handle = worker(dir.path(), answers + 2, 1024, deterministic, |_| {});
@@ -288,7 +290,7 @@ fn whatever_is_asked_an_answer_waits_for_one_step_of_it_between_two_tokens() {
         let log = log.lock().unwrap().clone();
         // From when all answers are under way until the first may end.
         let n = answers as u64;
-        let all_go_on = |seen: &&Seen| (100 * n..(TOKENS as u64 - 100) * n).contains(&seen.tokens);
+        let all_go_on = |seen: &&Seen| (AHEAD as u64 * n..(TOKENS - AHEAD) as u64 * n).contains(&seen.tokens);
         let log: Vec<Seen> = log.iter().filter(all_go_on).copied().collect();
         for pair in log.windows(2) {
             let (tokens, steps) = (pair[1].tokens - pair[0].tokens, pair[1].steps - pair[0].steps + 1);
