@@ -1,9 +1,9 @@
 //! What is logged of decisions: what changed, and the numbers that led to it. Nothing is computed unless it is logged.
 
+use super::costs::StageCosts;
 use super::policy::LayerState;
 use super::policy::greedy::Move;
 use super::rates::{Measured, follow};
-use super::thresholds::Times;
 use crate::cache::{PerTier, Tier};
 use tracing::{Level, debug, enabled};
 
@@ -37,8 +37,8 @@ pub(super) fn moves(at: &LayerState<'_>, moving: bool, room: usize, moves: &[Mov
 }
 
 /// A layer's neurons are computed from other probabilities on.
-pub(super) fn thresholds(token: u32, layer: usize, before: PerTier<f32>, after: PerTier<f32>, times: Times) {
-    let ns = times.neuron_ns;
+pub(super) fn thresholds(token: u32, layer: usize, before: PerTier<f32>, after: PerTier<f32>, costs: &StageCosts) {
+    let ns = costs.lanes.map(|lane| lane.neuron_ns);
     debug!(
         token,
         layer,
@@ -62,15 +62,21 @@ pub(super) struct RatesLog {
 }
 
 impl RatesLog {
-    /// A layer was measured; `times` are what one neuron of the first layer takes by now, `window` the bytes that the link carries during a
-    /// layer.
-    pub fn measured(&mut self, token: u32, now: Measured, times: Option<Times>, start_ns: Option<f64>, window: f64) {
+    /// A layer was measured; `costs` are those of the first layer by now, `window` the bytes that the link carries during a layer.
+    pub fn measured(
+        &mut self,
+        token: u32,
+        now: Measured,
+        costs: Option<StageCosts>,
+        start_ns: Option<f64>,
+        window: f64,
+    ) {
         if !enabled!(Level::DEBUG) {
             return;
         }
         self.layer_ns = follow(self.layer_ns, now.layer_ns);
         let [cpu_ns, device_ns] =
-            times.map_or([0.0; 2], |times| [times.neuron_ns[Tier::Host], times.neuron_ns[Tier::Device]]);
+            costs.map_or([0.0; 2], |costs| [Tier::Host, Tier::Device].map(|tier| costs.lanes[tier].neuron_ns));
         let rates = [now.link_gb_s, self.layer_ns.unwrap_or(0.0), cpu_ns, device_ns];
         let changed = |(now, told): (&f64, &f64)| (now - told).abs() > CHANGED * told;
         if !rates.iter().zip(&self.told).any(changed) {

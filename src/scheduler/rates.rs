@@ -1,6 +1,6 @@
 //! How fast device, CPU and link are, as measured while tokens are made. What was not measured yet is said to be unknown.
 
-use super::thresholds::Times;
+use super::costs::{Lane, StageCosts};
 use crate::cache::{PerTier, Tier};
 use crate::device::{Stream, Totals};
 
@@ -12,6 +12,8 @@ const FOLLOW: f64 = 0.05;
 pub struct LayerTimes {
     /// Time of each memory's part of the FFN, ns.
     pub ffn_ns: PerTier<u64>,
+    /// What of it any part takes, however small, ns: measured once, by parts with next to nothing to compute.
+    pub fixed_ns: PerTier<u64>,
     /// Neurons that this time was spent on: their first row was read, whether they were active or not.
     pub neurons: PerTier<u64>,
     /// Time of adding the parts together, ns.
@@ -25,6 +27,8 @@ pub struct Rates {
     assumed_link_gb_s: f64,
     totals: Totals,
     cpu_share: f64,
+    /// When the last token ended by the device's clock, ns; 0 if other work has come since.
+    token_ended_ns: u64,
     layers: Vec<LayerRates>,
     copies: CopyFit,
 }
@@ -33,6 +37,7 @@ pub struct Rates {
 #[derive(Clone, Copy, Debug, Default)]
 struct LayerRates {
     neuron_ns: PerTier<Option<f64>>,
+    fixed_ns: PerTier<u64>,
     merge_ns: Option<f64>,
 }
 
@@ -57,17 +62,20 @@ impl Rates {
             assumed_link_gb_s: link_gb_s,
             totals: Totals::default(),
             cpu_share: 0.0,
+            token_ended_ns: 0,
             layers: vec![LayerRates::default(); layers],
             copies: CopyFit::default(),
         }
     }
 
-    /// What a neuron of this layer takes in each memory, and merging; `None` until all three were measured.
-    pub fn times(&self, layer: usize) -> Option<Times> {
-        let LayerRates { neuron_ns, merge_ns } = self.layers[layer];
-        let known = PerTier::from_fn(|tier| neuron_ns[tier].unwrap_or(f64::NAN));
-        let complete = Tier::ALL.iter().all(|&tier| neuron_ns[tier].is_some());
-        complete.then_some(Times { neuron_ns: known, sync_ns: merge_ns? })
+    /// What the FFN of this layer takes; `None` until a neuron in each memory and merging were measured. Merging is there because the host has a
+    /// part, and so is part of what that takes.
+    pub fn costs(&self, layer: usize) -> Option<StageCosts> {
+        let LayerRates { neuron_ns, fixed_ns, merge_ns } = self.layers[layer];
+        let [host, device] = [neuron_ns[Tier::Host]?, neuron_ns[Tier::Device]?];
+        let host = Lane { fixed_ns: fixed_ns[Tier::Host] as f64 + merge_ns?, neuron_ns: host };
+        let device = Lane { fixed_ns: fixed_ns[Tier::Device] as f64, neuron_ns: device };
+        Some(StageCosts { always_ns: 0.0, lanes: PerTier::all(host).with(Tier::Device, device) })
     }
 
     /// Time to start a copy on the link, ns (t_0); `None` until copies of different sizes have shown it.
@@ -83,13 +91,23 @@ impl Rates {
     /// The time since the last measurement says nothing of decoding (a prompt ran): the next call of [`Rates::measure`] only starts again.
     pub fn begin_anew(&mut self) {
         self.totals.clock_ns = 0;
+        self.token_ended_ns = 0;
+    }
+
+    /// A token has come to its last layer. Returns the time since the token before it did, ns; `None` for the first and where other work came
+    /// between.
+    pub fn token(&mut self, clock_ns: u64) -> Option<f64> {
+        let before = std::mem::replace(&mut self.token_ended_ns, clock_ns);
+        (before > 0 && clock_ns > before).then(|| (clock_ns - before) as f64)
     }
 
     /// Takes what a layer took in a pass. A part that computed no neuron says nothing.
     pub fn layer(&mut self, layer: usize, now: LayerTimes) {
-        let LayerRates { neuron_ns, merge_ns } = &mut self.layers[layer];
+        let LayerRates { neuron_ns, fixed_ns, merge_ns } = &mut self.layers[layer];
         for tier in Tier::ALL.into_iter().filter(|&tier| now.neurons[tier] > 0) {
-            neuron_ns[tier] = follow(neuron_ns[tier], now.ffn_ns[tier] as f64 / now.neurons[tier] as f64);
+            fixed_ns[tier] = now.fixed_ns[tier];
+            let ns = now.ffn_ns[tier].saturating_sub(now.fixed_ns[tier]);
+            neuron_ns[tier] = follow(neuron_ns[tier], ns as f64 / now.neurons[tier] as f64);
         }
         if Tier::ALL.iter().all(|&tier| now.neurons[tier] > 0) {
             *merge_ns = follow(*merge_ns, now.merge_ns as f64);
@@ -153,12 +171,14 @@ mod tests {
     fn a_layers_times_are_those_of_its_own_neurons_and_unknown_until_all_are_measured() {
         let mut rates = Rates::new(16.0, 2);
         let at = |host: u64, device: u64| PerTier::all(host).with(Tier::Device, device);
-        rates.layer(0, LayerTimes { ffn_ns: at(0, 500), neurons: at(0, 10), merge_ns: 70 });
-        assert_eq!(rates.times(0), None);
-        rates.layer(0, LayerTimes { ffn_ns: at(900, 500), neurons: at(3, 10), merge_ns: 70 });
-        let times = rates.times(0).unwrap();
-        assert_eq!((times.neuron_ns[Tier::Host], times.neuron_ns[Tier::Device], times.sync_ns), (300.0, 50.0, 70.0));
-        assert_eq!(rates.times(1), None);
+        let fixed_ns = at(120, 40);
+        rates.layer(0, LayerTimes { ffn_ns: at(0, 540), fixed_ns, neurons: at(0, 10), merge_ns: 70 });
+        assert_eq!(rates.costs(0), None);
+        rates.layer(0, LayerTimes { ffn_ns: at(1020, 540), fixed_ns, neurons: at(3, 10), merge_ns: 70 });
+        let lanes = rates.costs(0).unwrap().lanes;
+        assert_eq!(lanes[Tier::Host], Lane { fixed_ns: 190.0, neuron_ns: 300.0 });
+        assert_eq!(lanes[Tier::Device], Lane { fixed_ns: 40.0, neuron_ns: 50.0 });
+        assert_eq!(rates.costs(1), None);
     }
 
     #[test]

@@ -279,8 +279,8 @@ impl Scheduler {
         self.rates.layer(seen.layer.index(), device.times);
         if let Some(now) = self.rates.measure(device.totals) {
             self.window.measured(now.layer_ns, now.link_gb_s);
-            let (times, start_ns) = (self.rates.times(0), self.rates.copy_start_ns());
-            self.rates_log.measured(self.token, now, times, start_ns, self.window.bytes_per_layer());
+            let (costs, start_ns) = (self.rates.costs(0), self.rates.copy_start_ns());
+            self.rates_log.measured(self.token, now, costs, start_ns, self.window.bytes_per_layer());
         }
         let Scheduler { layers, here, rules, token, policy, gain, .. } = self;
         let layer = &mut layers[seen.layer.index()];
@@ -307,13 +307,13 @@ impl Scheduler {
         if !balancer.is_due(self.token) {
             return None;
         }
-        let (before, times) = (balancer.thresholds(), self.rates.times(seen.layer.index())?);
-        let now = balancer.update(self.token, times, self.loss);
+        let (before, costs) = (balancer.thresholds(), self.rates.costs(seen.layer.index())?);
+        let now = balancer.update(self.token, &costs, self.loss);
         if now == before {
             return None;
         }
         let [before, now] = [before, now].map(|thresholds| probabilities(thresholds, *own));
-        log::thresholds(self.token, seen.layer.index(), before, now, times);
+        log::thresholds(self.token, seen.layer.index(), before, now, &costs);
         Some(now)
     }
 

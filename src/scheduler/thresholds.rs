@@ -1,6 +1,7 @@
 //! Separate thresholds for device and CPU (DynamicInfer E.4): more neurons are computed where computing is cheap and fewer where it is
 //! expensive, without losing more than with one threshold for both.
 
+use super::costs::StageCosts;
 use crate::cache::{PerTier, Tier};
 use crate::ids::StoreId;
 
@@ -21,31 +22,6 @@ pub struct Histograms {
 impl Default for Histograms {
     fn default() -> Histograms {
         Histograms { neurons: PerTier::from_fn(|_| vec![0.0; BINS]) }
-    }
-}
-
-/// What computing takes, ns (E.3.3: t_gpu, t_cpu, t_sync).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Times {
-    /// One neuron, by where it lies.
-    pub neuron_ns: PerTier<f64>,
-    /// Adding the CPU's part and the device's, once.
-    pub sync_ns: f64,
-}
-
-impl Times {
-    /// Time of each part for so many neurons, ns; the CPU's with adding the parts: t_cpu N_cpu + t_sync, and t_gpu N_gpu.
-    fn halves(&self, neurons: PerTier<f64>) -> PerTier<f64> {
-        PerTier::from_fn(|tier| match tier {
-            Tier::Host => self.neuron_ns[tier] * neurons[tier] + self.sync_ns,
-            Tier::Device => self.neuron_ns[tier] * neurons[tier],
-        })
-    }
-
-    /// Time of the slower part for so many neurons, ns.
-    pub fn slower(&self, neurons: PerTier<f64>) -> f64 {
-        let halves = self.halves(neurons);
-        halves[Tier::Device].max(halves[Tier::Host])
     }
 }
 
@@ -106,11 +82,11 @@ const MAX_MORE: f64 = 0.004;
 /// The thresholds with which the slower part takes the least time, and which lose no more than threshold `base` for both (E.4.2) and have
 /// hardly more neurons computed. Starting from `base`, the device's threshold goes down step by step, and the CPU's goes up as far as that
 /// pays for.
-pub fn balance(histograms: &Histograms, base: u8, times: Times, weight: LossWeight) -> Thresholds {
+pub fn balance(histograms: &Histograms, base: u8, costs: &StageCosts, weight: LossWeight) -> Thresholds {
     use Tier::{Device, Host};
     let mut now = Thresholds::all(base);
     let allowed = histograms.lost(now, weight) * (1.0 + 1e-9);
-    let time = |thresholds| times.slower(histograms.computed(thresholds));
+    let time = |thresholds| costs.for_mean(histograms.computed(thresholds));
     let computed = |thresholds| histograms.computed(thresholds).total();
     let most = computed(now) + MAX_MORE * computed(Thresholds::all(0));
     let (mut best, mut best_time) = (now, time(now));
@@ -122,9 +98,9 @@ pub fn balance(histograms: &Histograms, base: u8, times: Times, weight: LossWeig
         if t < best_time && computed(now) <= most {
             (best, best_time) = (now, t);
         }
-        let halves = times.halves(histograms.computed(now));
+        let lanes = costs.lanes_ns(histograms.computed(now));
         // Once the device is the slower one, more on it helps no further. Each step has more neurons computed than the one before.
-        if now[Device] == 0 || halves[Device] >= halves[Host] || computed(now) > most {
+        if now[Device] == 0 || lanes[Device] >= lanes[Host] || computed(now) > most {
             return best;
         }
         now[Device] -= 1;
@@ -189,10 +165,10 @@ impl Balancer {
     }
 
     /// Looks for better thresholds. The old ones stay unless they are clearly slower, or lose too much by now. Returns the thresholds now.
-    pub fn update(&mut self, token: u32, times: Times, weight: LossWeight) -> Thresholds {
+    pub fn update(&mut self, token: u32, costs: &StageCosts, weight: LossWeight) -> Thresholds {
         self.updated = token;
-        let found = balance(&self.histograms, self.base, times, weight);
-        let time = |thresholds| times.slower(self.histograms.computed(thresholds));
+        let found = balance(&self.histograms, self.base, costs, weight);
+        let time = |thresholds| costs.for_mean(self.histograms.computed(thresholds));
         let base = Thresholds::all(self.base);
         let loses = self.histograms.lost(self.now, weight) > self.histograms.lost(base, weight) * (1.0 + 1e-9);
         if loses || time(found) < time(self.now) * (1.0 - WORTH) {
@@ -206,6 +182,7 @@ impl Balancer {
 mod tests {
     use super::*;
     use crate::prng::Prng;
+    use crate::scheduler::costs::Lane;
 
     /// A layer like a trained predictor's: most neurons unlikely, some likely; half of each on the device.
     fn layer(seed: u64) -> Vec<u8> {
@@ -221,8 +198,14 @@ mod tests {
         h
     }
 
-    fn pc() -> Times {
-        Times { neuron_ns: PerTier::all(280.0).with(Tier::Device, 25.0), sync_ns: 10_000.0 }
+    fn costs(host_ns: f64, device_ns: f64, host_fixed_ns: f64) -> StageCosts {
+        let host = Lane { fixed_ns: host_fixed_ns, neuron_ns: host_ns };
+        let device = Lane { fixed_ns: 0.0, neuron_ns: device_ns };
+        StageCosts { always_ns: 0.0, lanes: PerTier::all(host).with(Tier::Device, device) }
+    }
+
+    fn pc() -> StageCosts {
+        costs(280.0, 25.0, 10_000.0)
     }
 
     #[test]
@@ -231,9 +214,9 @@ mod tests {
             let h = histograms(&layer(seed));
             for base in [10, 40, 100, 200] {
                 let one = Thresholds::all(base);
-                let two = balance(&h, base, pc(), LossWeight::Probability);
+                let two = balance(&h, base, &pc(), LossWeight::Probability);
                 assert!(h.lost(two, LossWeight::Probability) <= h.lost(one, LossWeight::Probability) * 1.000001);
-                let time = |thresholds| pc().slower(h.computed(thresholds));
+                let time = |thresholds| pc().for_mean(h.computed(thresholds));
                 assert!(time(two) <= time(one));
                 if base >= 40 {
                     assert!(time(two) < time(one), "base {base}: {} of {}", time(two), time(one));
@@ -244,12 +227,28 @@ mod tests {
         }
     }
 
+    /// Few neurons that are left on the CPU are left out where their fixed part is more than the device's time for what pays for them.
+    #[test]
+    fn a_layer_without_a_host_share_is_worth_its_fixed_part() {
+        let mut h = Histograms::default();
+        h.neurons[Tier::Device][..60].fill(1.0);
+        // Those that are never active are most of a layer.
+        h.neurons[Tier::Device][0] = 1000.0;
+        h.neurons[Tier::Host][50] = 0.5;
+        let base = 45;
+        let of = |fixed_ns| balance(&h, base, &costs(30.0, 25.0, fixed_ns), LossWeight::Probability);
+        assert_eq!(of(0.0), Thresholds::all(base), "half a neuron is not worth one on the device");
+        let found = of(2000.0);
+        assert_eq!(h.computed(found)[Tier::Host], 0.0, "{found:?}");
+        assert!(h.lost(found, LossWeight::Probability) <= h.lost(Thresholds::all(base), LossWeight::Probability));
+    }
+
     /// The printed weight lets every CPU neuron be left out, also those that are certainly active.
     #[test]
     fn the_printed_weight_would_leave_out_all_that_the_cpu_has() {
         let h = histograms(&layer(1));
-        let printed = balance(&h, 40, pc(), LossWeight::Complement);
-        let ours = balance(&h, 40, pc(), LossWeight::Probability);
+        let printed = balance(&h, 40, &pc(), LossWeight::Complement);
+        let ours = balance(&h, 40, &pc(), LossWeight::Probability);
         let expected_loss = |t| h.lost(t, LossWeight::Probability);
         assert!(printed[Tier::Host] > 200, "{printed:?}");
         assert!(expected_loss(printed) > 3.0 * expected_loss(ours), "{printed:?} {ours:?}");
@@ -266,7 +265,7 @@ mod tests {
             assert!(device <= own && own <= cpu, "{device} {own} {cpu}");
         }
         let h = histograms(&layer(1));
-        assert_eq!(balance(&h, to_bin(0.00027), pc(), LossWeight::Probability), Thresholds::all(0));
+        assert_eq!(balance(&h, to_bin(0.00027), &pc(), LossWeight::Probability), Thresholds::all(0));
     }
 
     /// Measured times are noisy by a fifth, and tokens differ: once settled, thresholds stay where they are.
@@ -279,10 +278,8 @@ mod tests {
             let p = layer(1000 + token % 97);
             balancer.token(token as u32, &p, |n| n.0 % 2 == 0);
             let mut noisy = |t: f64| t * (0.8 + 0.4 * prng.next_f64());
-            let device_ns = noisy(25.0);
-            let neuron_ns = PerTier::all(noisy(280.0)).with(Tier::Device, device_ns);
-            let times = Times { neuron_ns, sync_ns: noisy(10_000.0) };
-            let now = balancer.update(token as u32, times, LossWeight::Probability);
+            let costs = costs(noisy(280.0), noisy(25.0), noisy(10_000.0));
+            let now = balancer.update(token as u32, &costs, LossWeight::Probability);
             if token > 200 {
                 changes += usize::from(now != before);
             }

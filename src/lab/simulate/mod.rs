@@ -277,7 +277,8 @@ impl<'a> Simulation<'a> {
         let scale = Scale::of(setting, h.layers, h.ffn);
         let scheduling = scheduler::SchedulerOptions {
             policy: setting.policy,
-            rules: setting.rules,
+            // Where copies take nothing from the CPU, there is nothing that moves could lose.
+            rules: Rules { gain: setting.rules.gain && setting.contention, ..setting.rules },
             loss: LossWeight::Probability,
             ahead: h.ahead.clamp(1, h.layers),
             predicts: true,
@@ -404,8 +405,12 @@ impl<'a> Simulation<'a> {
         self.sum.cpu += host_ns;
         self.clock.host_ns += host_ns;
         let of = |host: f64, device: f64| PerTier::all(host as u64).with(Tier::Device, device as u64);
-        self.run.times[layer] =
-            LayerTimes { ffn_ns: of(host_ns, device_ns), neurons: of(cpu, gpu), merge_ns: scale.sync_ns as u64 };
+        self.run.times[layer] = LayerTimes {
+            ffn_ns: of(host_ns, device_ns),
+            fixed_ns: of(scale.call_ns, 0.0),
+            neurons: of(cpu, gpu),
+            merge_ns: scale.sync_ns as u64,
+        };
         self.pass(all, device_ns);
         all
     }
