@@ -6,7 +6,7 @@ use dynamicinfer::background::{Background, BackgroundOptions, Latency};
 use dynamicinfer::cache::{Frames, NeuronCache, Tier};
 use dynamicinfer::clock::{self, Duration};
 use dynamicinfer::cpu::Kernels;
-use dynamicinfer::device::{Device, Faults, Rates, Totals, VirtualDevice};
+use dynamicinfer::device::{Device, Faults, Rates, Stage, Totals, VirtualDevice};
 use dynamicinfer::engine::{Choice, DividedLayer, Engine, Logits, Migrator, Observer, Seen, Sparsity, Split};
 use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
@@ -21,6 +21,7 @@ use dynamicinfer::scheduler::thresholds::LossWeight;
 use dynamicinfer::scheduler::{Policy, Rules};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use support::watched::{Step, Watched};
 use support::{RATES, device_bytes, error, on_device, packed};
 
 const TOKENS: usize = 48;
@@ -477,6 +478,72 @@ fn what_comes_too_late_is_skipped_and_only_teaches() {
     // The last layer has none after it to be late for.
     assert!(slow.late > slow.handled / 3, "{slow:?}");
     assert!(asked_late < asked / 2, "it predicted {asked_late} times for layers that had passed, of {asked}");
+}
+
+/// Writes down, among what the device was asked for, when it is shown a layer or its moves are begun.
+struct Told(Arc<std::sync::Mutex<Vec<Step>>>);
+
+impl Migrator for Told {
+    fn apply(
+        &mut self,
+        _: usize,
+        begins: bool,
+        _: &mut dyn Device,
+        _: &mut NeuronCache,
+        _: Option<&mut dyn Frames>,
+        _: &mut Sparsity,
+    ) {
+        if !begins {
+            self.0.lock().unwrap().push(Step::Scheduled);
+        }
+    }
+
+    fn observe(&mut self, _: &DividedLayer<'_>, _: &dyn Device, _: &NeuronCache) {
+        self.0.lock().unwrap().push(Step::Scheduled);
+    }
+}
+
+/// Between the end of prediction and the begin of the host's part no code of the scheduler runs. Where the host has no part, the device has
+/// everything of the layer first. That a call's tasks begin before what the caller does beside them is the pool's law
+/// (`tasks_begin_before_what_the_caller_does_beside_them`).
+#[test]
+fn between_prediction_and_the_hosts_part_no_code_of_the_scheduler_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    for (threads, eighths) in [(1, 4), (3, 4), (2, 8), (2, 0)] {
+        let model = Model::open(&packed(dir.path(), "relullama", Quant::F32)).unwrap();
+        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let slots = vec![ffn * eighths / 8; layers];
+        let seen: Arc<std::sync::Mutex<Vec<Step>>> = Arc::default();
+        let device = Watched { device: VirtualDevice::new(u64::MAX, RATES), seen: Arc::clone(&seen) };
+        // SAFETY: the engine drops its device's part before its model: it has both.
+        let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
+        let placed: Vec<StoreId> = (0..slots[0]).map(StoreId::new).collect();
+        (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &placed).unwrap());
+        split.cache.settle(&mut *split.device);
+        split.migrator = Some(Box::new(Told(Arc::clone(&seen))));
+        let mut engine = Engine::new(model, threads, Kernels::best());
+        engine.split = Some(split);
+        engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
+        let mut kv = KvCache::new(&engine.model.config, 8, KvType::F32).unwrap();
+        engine.forward(&mut kv, &tokens()[..1], Logits::Last);
+        seen.lock().unwrap().clear();
+        engine.forward(&mut kv, &tokens()[1..2], Logits::Last);
+        let seen = seen.lock().unwrap();
+        let predicted = |step: &Step| matches!(step, Step::Host(Stage::Predictor));
+        let passes: Vec<&[Step]> = seen.split(predicted).skip(1).filter(|steps| !steps.is_empty()).collect();
+        assert_eq!(passes.len(), layers, "one prediction a layer");
+        for steps in passes {
+            let at = |wanted: fn(&Step) -> bool| steps.iter().position(wanted);
+            let shown = at(|step| matches!(step, Step::Scheduled)).expect("each layer is shown");
+            let begun =
+                at(|step| matches!(step, Step::Host(Stage::Ffn))).expect("the part has begun, or there is none");
+            assert!(begun < shown, "{threads} threads, {eighths} of 8 in slots: shown before the host's part");
+            match at(|step| matches!(step, Step::Worked)) {
+                Some(worked) => assert!(shown < worked, "{threads} threads: after the host's part, and not beside it"),
+                None => assert!(at(|step| matches!(step, Step::Added)).is_some_and(|added| added < shown)),
+            }
+        }
+    }
 }
 
 /// Compares each layer's times with what the device makes of the bytes that were read.

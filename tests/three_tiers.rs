@@ -253,7 +253,7 @@ fn what_is_copied_for_a_chunk_comes_from_the_frame_that_has_it() {
                     copies[1] += 1;
                 }
                 Step::Copy(_) => copies[0] += usize::from(worked < 2),
-                Step::Pinned(_) => {}
+                Step::Pinned(_) | Step::Host(_) | Step::Added | Step::Scheduled => {}
             }
         }
     }

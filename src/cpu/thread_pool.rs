@@ -49,7 +49,15 @@ struct Shared {
 pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<std::thread::JoinHandle<()>>,
+    /// What the caller runs beside the next parallel call ([`ThreadPool::beside`]).
+    beside: Option<Beside>,
 }
+
+/// A closure that [`ThreadPool::beside`] keeps alive.
+struct Beside(*mut dyn FnMut());
+
+// SAFETY: it is set and called within one call of `beside`, on its thread.
+unsafe impl Send for Beside {}
 
 type Call = unsafe fn(*const (), usize, usize);
 
@@ -77,7 +85,7 @@ impl ThreadPool {
             // Where the system gives no more threads, those that there are do the work: it is the same, and slower.
             .map_while(std::io::Result::ok)
             .collect();
-        ThreadPool { shared, workers }
+        ThreadPool { shared, workers, beside: None }
     }
 
     /// Threads of the pool, the caller among them: fewer than were asked for where the system gave no more.
@@ -98,8 +106,10 @@ impl ThreadPool {
     pub fn run<F: Fn(usize, usize) + Sync>(&mut self, tasks: usize, f: F) {
         if self.workers.is_empty() || tasks <= 1 {
             (0..tasks).for_each(|task| f(0, task));
+            self.run_beside();
             return;
         }
+        let beside = self.beside.take();
         unsafe fn call<F: Fn(usize, usize)>(closure: *const (), thread: usize, task: usize) {
             // SAFETY: `closure` is the `&f` that `run` keeps alive until every task is done.
             unsafe { (*closure.cast::<F>())(thread, task) }
@@ -115,7 +125,36 @@ impl ThreadPool {
         // On the way out even when `f` panics: workers still hold a pointer to it.
         let mut join = Join { shared: s, tasks, mine: 0 };
         wake(s);
+        if let Some(Beside(work)) = beside {
+            // SAFETY: as in `run_beside`.
+            unsafe { (*work)() };
+        }
         take_tasks(s, 0, &mut join.mine);
+    }
+
+    /// Runs `work`. In its first parallel call the caller runs `beside` while the other threads have begun with the tasks; a pool of one thread
+    /// runs `beside` after the tasks. Without a parallel call it is run at the end.
+    pub fn beside<R>(&mut self, beside: &mut dyn FnMut(), work: impl FnOnce(&mut ThreadPool) -> R) -> R {
+        struct Reset<'a>(&'a mut ThreadPool);
+        impl Drop for Reset<'_> {
+            fn drop(&mut self) {
+                self.0.beside = None;
+            }
+        }
+        // SAFETY: only the lifetime changes, and the pointer is gone when this returns or unwinds.
+        let beside = unsafe { std::mem::transmute::<&mut dyn FnMut(), &'static mut dyn FnMut()>(beside) };
+        self.beside = Some(Beside(beside));
+        let pool = Reset(self);
+        let result = work(&mut *pool.0);
+        pool.0.run_beside();
+        result
+    }
+
+    fn run_beside(&mut self) {
+        if let Some(Beside(work)) = self.beside.take() {
+            // SAFETY: `beside` holds the closure, which nothing else calls.
+            unsafe { (*work)() };
+        }
     }
 }
 
@@ -296,6 +335,39 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The caller's other work waits for a task that another thread has begun; alone it comes after the tasks.
+    #[test]
+    fn tasks_begin_before_what_the_caller_does_beside_them() {
+        for (threads, tasks) in [(1, 5), (2, 1), (2, 5), (4, 100)] {
+            let mut pool = ThreadPool::new(threads);
+            let (begun, ran) = (AtomicU32::new(0), AtomicU32::new(0));
+            let mut seen = Vec::new();
+            let start = clock::now();
+            let mut beside = || {
+                while begun.load(Ordering::SeqCst) == 0 {
+                    assert!(start.elapsed() < Duration::from_secs(60), "no task begins beside the caller");
+                    std::thread::yield_now();
+                }
+                seen.push(begun.load(Ordering::SeqCst));
+            };
+            let result = pool.beside(&mut beside, |pool| {
+                for _ in 0..3 {
+                    pool.run(tasks, |_, _| {
+                        begun.fetch_add(1, Ordering::SeqCst);
+                        ran.fetch_add(1, Ordering::SeqCst);
+                    });
+                }
+                7
+            });
+            assert_eq!((result, seen.len(), ran.load(Ordering::SeqCst)), (7, 1, 3 * tasks as u32));
+        }
+        let (mut pool, mut calls) = (ThreadPool::new(2), 0);
+        pool.beside(&mut || calls += 1, |_| ());
+        assert_eq!(calls, 1, "there was no parallel call");
+        pool.run(4, |_, _| ());
+        assert_eq!(calls, 1);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A device that tells what it was asked for.
 
 use dynamicinfer::device::{
-    Buffer, Call, Device, Event, HostWork, Memory, OutOfMemory, Stage, Stream, Totals, VirtualDevice,
+    Buffer, Call, Device, Event, HostWork, Memory, Note, OutOfMemory, Stage, Stream, Totals, VirtualDevice,
 };
 use std::sync::{Arc, Mutex};
 
@@ -19,6 +19,12 @@ pub enum Step {
     Worked,
     /// So many bytes of host memory were announced for copies.
     Pinned(usize),
+    /// The host has spent the time until now on this.
+    Host(Stage),
+    /// A kernel that adds something to the residual.
+    Added,
+    /// The scheduler's side of the engine ran: it was shown a divided layer.
+    Scheduled,
 }
 
 impl Device for Watched {
@@ -80,6 +86,9 @@ impl Device for Watched {
     }
 
     fn launch(&mut self, stream: Stream, call: &Call) {
+        if let Call::Add(_) = call {
+            self.seen.lock().unwrap().push(Step::Added);
+        }
         self.device.launch(stream, call)
     }
 
@@ -96,6 +105,12 @@ impl Device for Watched {
             self.seen.lock().unwrap().push(Step::Worked);
         }
         self.device.worked(work)
+    }
+
+    fn note(&mut self, note: Note) {
+        if let Note::Host(stage) = note {
+            self.seen.lock().unwrap().push(Step::Host(stage));
+        }
     }
 
     fn is_done(&mut self, event: Event) -> bool {

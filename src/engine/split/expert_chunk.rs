@@ -3,6 +3,7 @@
 //! which is filled while the other is computed, and are gone after the layer: nothing leaves a slot for them.
 
 use super::experts::{by_columns, choose, mixture};
+use super::scheduling::Beside;
 use super::streaming::{ExpertCosts, Missing};
 use super::workspace::pinned;
 use super::{Split, frames};
@@ -152,7 +153,8 @@ impl Split {
         self.copy_experts(pass, l, weights, 0..at_hand);
         self.teach(pass, l);
         // The order in which parts are added stays what it is: the CPU's is the last.
-        let read = if on_cpu > 0 || pass.cached.is_some() { self.host_experts(pass, l, weights) } else { 0 };
+        let read =
+            if on_cpu > 0 || pass.cached.is_some() { self.host_experts(pass, l, weights, Beside::Nothing) } else { 0 };
         self.copy_experts(pass, l, weights, at_hand..turns);
         if on_cpu > 0 {
             self.add_partial(c);

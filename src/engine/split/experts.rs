@@ -4,11 +4,11 @@
 
 use super::Split;
 use super::pass::{Begun, GraphSection};
+use super::scheduling::{Beside, HostShare};
 use super::workspace::{ExchangeLayout, pinned};
 use crate::cache::{Location, Tier};
-use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Call, Device, ExpertFfn, HostWork, NONE, Note, PinnedBuffer, Stage, Stream, View};
+use crate::device::{Call, Device, ExpertFfn, NONE, Note, PinnedBuffer, Stage, Stream, View};
 use crate::engine::ffn::{self, Chosen, ExpertsRead, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::host;
@@ -140,14 +140,18 @@ impl Split {
         let pairs = self.experts.on_host.tokens.len() as u64;
         pass.buffers.predicted.selections.resize_with(c.layers, Selection::default);
         pass.buffers.routes.select(&mut pass.buffers.predicted.selections[l]);
-        self.observe(pass, l, Wanted::Experts);
         self.cache.counters.computed[Tier::Host] += pairs;
         self.cache.layers[l].computed[Tier::Host] += pairs;
         let needed = pairs > 0;
-        let read = if needed || pass.cached.is_some() { self.host_experts(pass, l, weights) } else { 0 };
+        let shares = needed || pass.cached.is_some();
+        let beside = Beside::Scheduling(Wanted::Experts);
+        let read = if shares { self.host_experts(pass, l, weights, beside) } else { 0 };
+        self.merge(c, l, n, needed);
+        if !shares {
+            self.schedule(pass, l, Wanted::Experts);
+        }
         // Every expert that was chosen is active.
         self.fired.set(l, &pass.buffers.predicted.selections[l], &self.sequences);
-        self.merge(c, l, n, needed);
         let read = ExpertsRead { bytes: read + weights.router_bytes(), ..ExpertsRead::default() };
         pass.probe.report.add_experts(l, c, pass.buffers.routes.tokens.len(), read);
     }
@@ -276,27 +280,29 @@ impl Split {
     }
 
     /// Computes the experts that are left for the CPU, for the device to add. Returns the bytes of weights that were read.
-    pub(super) fn host_experts(&mut self, pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) -> u64 {
-        let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
-        let Pass { model, pool, kernels, buffers: b, cached, .. } = pass;
-        let c = &model.config;
-        let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
-        partial.fill(0.0);
-        let (routes, x, tiles, scratch) = (&self.experts.on_host, &b.normed, &mut b.tiles, &mut b.experts);
-        let read = match cached {
-            Some(cached) => cached.experts(pool, kernels, c, l, (routes, None), x, tiles, scratch, partial),
-            None => {
-                let chosen = Chosen::all(weights, routes, None);
-                ffn::experts(pool, kernels, c, &chosen, x, tiles, scratch, partial)
-            }
-        };
-        let read = read.bytes;
-        // Of a few tokens reading an expert takes longer than computing it.
-        let tokens = if b.positions.len() > MAX_COLUMNS { routes.tokens.len() } else { 0 };
-        let operations = (2 * c.ffn_kind.rows() * c.hidden * c.ffn * tokens) as u64;
-        self.device.worked(HostWork { stage: Stage::Ffn, bytes: read, operations, ns: clock::lap(&mut lap) });
-        self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
-        read
+    pub(super) fn host_experts(
+        &mut self,
+        pass: &mut Pass<'_, '_>,
+        l: usize,
+        weights: &ExpertWeights,
+        beside: Beside,
+    ) -> u64 {
+        let n = pass.n();
+        self.host_share(pass, l, beside, |pool, host| {
+            let HostShare { model, kernels, normed, on_host: routes, tiles, experts, partial, cached, .. } = host;
+            let c = &model.config;
+            let read = match cached {
+                Some(cached) => cached.experts(pool, kernels, c, l, (routes, None), normed, tiles, experts, partial),
+                None => {
+                    let chosen = Chosen::all(weights, routes, None);
+                    ffn::experts(pool, kernels, c, &chosen, normed, tiles, experts, partial)
+                }
+            };
+            // Of a few tokens reading an expert takes longer than computing it.
+            let tokens = if n > MAX_COLUMNS { routes.tokens.len() } else { 0 };
+            let operations = (2 * c.ffn_kind.rows() * c.hidden * c.ffn * tokens) as u64;
+            ([read.bytes, operations], read.bytes)
+        })
     }
 }
 

@@ -5,10 +5,10 @@
 
 use super::Split;
 use super::experts::mixture;
+use super::scheduling::{Beside, HostShare};
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
-use crate::clock;
-use crate::device::{Call, HostWork, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream, View};
+use crate::device::{Call, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream, View};
 use crate::engine::ffn::{self, Chosen, ExpertsRead, OnDevice, Scorer, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::host;
@@ -38,7 +38,6 @@ impl Split {
             selection.neurons.extend_from_slice(&before.neurons);
             selection.masks.extend_from_slice(&before.masks);
         }
-        self.observe(pass, l, Wanted::Experts);
         let (bytes, fired) = self.host_inside(pass, l, weights);
         self.cache.counters.computed[Tier::Host] += fired;
         self.cache.layers[l].computed[Tier::Host] += fired;
@@ -150,15 +149,14 @@ impl Split {
     /// Computes the wanted neurons that are in no slot, for the device to add. Returns the bytes of weights that were read, and how many pairs
     /// of neuron and token have fired.
     fn host_inside(&mut self, pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) -> (u64, u64) {
-        let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
-        let Pass { model, pool, kernels, sparsity, buffers: b, .. } = pass;
+        let bytes = self.host_share(pass, l, Beside::Scheduling(Wanted::Experts), |pool, host| {
+            let HostShare { model, kernels, routes, tiles, experts, partial, .. } = host;
+            let chosen = Chosen::all(weights, routes, None);
+            let bytes = ffn::experts_left((pool, kernels, &model.config), &chosen, tiles, experts, partial);
+            ([bytes, 0], bytes)
+        });
+        let Pass { model, sparsity, buffers: b, .. } = pass;
         let c = &model.config;
-        let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
-        partial.fill(0.0);
-        let chosen = Chosen::all(weights, &b.routes, None);
-        let bytes = ffn::experts_left((pool, kernels, c), &chosen, &mut b.tiles, &mut b.experts, partial);
-        self.device.worked(HostWork { stage: Stage::Ffn, bytes, operations: 0, ns: clock::lap(&mut lap) });
-        self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
         let fired = &mut self.fired;
         fired.begin(l, &self.sequences);
         fired.kept = self.migrator.is_some() && sparsity.inside(l).is_none();

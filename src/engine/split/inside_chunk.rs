@@ -4,6 +4,7 @@
 
 use super::Split;
 use super::experts::mixture;
+use super::scheduling::Beside;
 use super::streaming::{ExpertCosts, Missing};
 use super::workspace::{ExchangeLayout, SLOTS_AT_ONCE};
 use crate::device::{Buffer, Call, ColumnWeights, DenseFfn, Event, NONE, OutOfMemory, SlotBlocks, Stream, View};
@@ -67,7 +68,7 @@ impl Split {
             self.stream_experts_inside(c, l, n, weights);
         }
         let on_cpu = self.experts.on_host.tokens.len() as u64;
-        let read = if on_cpu > 0 { self.host_experts(pass, l, weights) } else { 0 };
+        let read = if on_cpu > 0 { self.host_experts(pass, l, weights, Beside::Nothing) } else { 0 };
         if on_cpu > 0 {
             self.add_partial(c);
         }

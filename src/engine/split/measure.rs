@@ -1,15 +1,20 @@
 //! What a pass shows of each layer, for the scheduler: how long each memory's part of the FFN took, and which neurons were active.
 
 use super::Split;
-use crate::cache::Tier;
+use super::workspace::ExchangeLayout;
+use crate::cache::{NeuronCache, PerTier, Tier};
+use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Device, Event, NONE, SparseFfn, Stream};
-use crate::engine::ffn::Selection;
+use crate::device::{Call, Device, Event, HostWork, NONE, SparseFfn, Stage, Stream, fastest_ns};
+use crate::engine::ffn::{Selection, Work, ffn};
 use crate::engine::forward::Pass;
 use crate::ids::StoreId;
 use crate::model::FfnWeights;
 use crate::model::config::ModelConfig;
 use crate::scheduler::LayerTimes;
+
+/// Runs of each lane when its fixed time is measured.
+const TRIALS: usize = 9;
 
 /// The marks around a layer's work on the compute stream.
 pub(super) struct Marks {
@@ -72,6 +77,43 @@ impl Fired {
     }
 }
 
+/// Where a layer's words of active neurons are copied to, among `words` of all layers.
+fn fired_range(words: usize, cache: &NeuronCache, l: usize, n: usize) -> std::ops::Range<usize> {
+    let start = l * (words / cache.layers.len());
+    start..start + n * SparseFfn::fired_words(cache.layers[l].table.slots().len())
+}
+
+/// Adds the neurons in slots that were active in the same layer as those of `fired`. Their `words` have arrived: the host has waited for
+/// something that stands behind them on the stream. `wanted` counts the neurons in slots that some token wanted, by layer.
+pub(super) fn device_fired(
+    fired: &mut Fired,
+    fired_before: &mut [Selection],
+    cache: &NeuronCache,
+    words: &[u32],
+    wanted: &[usize],
+) {
+    let Some(l) = fired.layer.filter(|_| !fired.complete) else { return };
+    fired.complete = true;
+    if wanted[l] > 0 {
+        // The slots as they were when the device used the layer: moves may have been begun since.
+        let (slots, n) = (cache.layers[l].bucket_entries(), fired.sequences.len());
+        let bits = &words[fired_range(words.len(), cache, l, n)];
+        let words = SparseFfn::fired_words(slots.len());
+        for (chunk, slots) in slots.chunks(32).enumerate() {
+            let any = (0..n).fold(0, |any, b| any | bits[b * words + chunk]);
+            for (k, &neuron) in slots.iter().enumerate().filter(|(k, neuron)| any >> k & 1 == 1 && **neuron != NONE) {
+                let mask = (0..n).fold(0, |mask, b| mask | (bits[b * words + chunk] >> k & 1) << b);
+                fired.neurons.neurons.push(StoreId(neuron));
+                fired.neurons.masks.push(mask);
+            }
+        }
+    }
+    if let Some(before) = fired_before.get_mut(l).filter(|_| fired.kept) {
+        before.neurons.clone_from(&fired.neurons.neurons);
+        before.masks.clone_from(&fired.neurons.masks);
+    }
+}
+
 impl Split {
     /// Keeps which neurons the CPU has found active; `active` has a mask for each of its selection. Those of the device come later.
     pub(super) fn host_fired(&mut self, l: usize, active: &[u32]) {
@@ -83,18 +125,9 @@ impl Split {
         }
     }
 
-    /// Adds the neurons in slots that were active in the same layer. Their words have arrived: the host has waited for something that
-    /// stands behind them on the stream.
+    /// Adds the neurons in slots that were active in the layer that [`Split::host_fired`] was called for last.
     pub(super) fn device_fired(&mut self) {
-        let Some(l) = self.fired.layer.filter(|_| !self.fired.complete) else { return };
-        self.fired.complete = true;
-        if self.wanted[l] > 0 {
-            self.add_fired(l);
-        }
-        if let Some(before) = self.fired_before.get_mut(l).filter(|_| self.fired.kept) {
-            before.neurons.clone_from(&self.fired.neurons.neurons);
-            before.masks.clone_from(&self.fired.neurons.masks);
-        }
+        device_fired(&mut self.fired, &mut self.fired_before, &self.cache, &self.host.fired, &self.wanted);
     }
 
     /// What fired before says nothing of another text.
@@ -102,36 +135,47 @@ impl Split {
         self.fired_before.iter_mut().for_each(|before| before.clear(0));
     }
 
-    /// Adds the active neurons in a layer's slots to those of the host.
-    fn add_fired(&mut self, l: usize) {
-        // The slots as they were when the device used the layer: moves may have been begun since.
-        let (slots, n) = (self.cache.layers[l].bucket_entries(), self.fired.sequences.len());
-        let words = SparseFfn::fired_words(slots.len());
-        let bits = &self.host.fired[self.fired_range(l, slots.len(), n)];
-        for (chunk, slots) in slots.chunks(32).enumerate() {
-            let any = (0..n).fold(0, |any, b| any | bits[b * words + chunk]);
-            for (k, &neuron) in slots.iter().enumerate().filter(|(k, neuron)| any >> k & 1 == 1 && **neuron != NONE) {
-                let mask = (0..n).fold(0, |mask, b| mask | (bits[b * words + chunk] >> k & 1) << b);
-                self.fired.neurons.neurons.push(StoreId(neuron));
-                self.fired.neurons.masks.push(mask);
-            }
-        }
-    }
-
-    /// Where a layer's words of active neurons are copied to.
-    pub(super) fn fired_range(&self, l: usize, slots: usize, n: usize) -> std::ops::Range<usize> {
-        let start = l * (self.host.fired.len() / self.cache.layers.len());
-        start..start + n * SparseFfn::fired_words(slots)
-    }
-
     /// Puts the copy of which neurons were active on the compute stream.
     pub(super) fn fetch_fired(&mut self, l: usize, n: usize, hidden: usize) {
-        let slots = self.cache.layers[l].table.slots().len();
-        let range = self.fired_range(l, slots, n);
+        let range = fired_range(self.host.fired.len(), &self.cache, l, n);
         let to = &mut self.host.fired[range];
         let (at, bytes, from) = ((n * hidden * 4) as u64, size_of_val(to), self.workspace.output);
         // SAFETY: the words are looked at after an event behind the copy, or after the stream was synchronised.
         unsafe { self.device.copy_out(Stream::Compute, from, at, to.as_mut_ptr().cast(), bytes) };
+    }
+
+    /// Measures, once, before the first pass that the scheduler is shown: what any part of an FFN takes in each memory, the device's with no
+    /// neuron, the host's with one. By the device's clock, as all times of a layer.
+    pub(super) fn measure_fixed(&mut self, pass: &mut Pass<'_, '_>) {
+        let (c, n) = (&pass.model.config, pass.n());
+        let is_known = self.fixed_ns.is_some() || self.migrator.is_none();
+        let Some(l) = self.cache.layers.iter().position(|layer| !layer.table.slots().is_empty()) else { return };
+        if is_known || pass.is_chunk() || pass.cached.is_some() || c.form.experts.is_some() {
+            return;
+        }
+        let layer = &pass.model.layers[l];
+        let threshold = pass.sparsity.activation_threshold(l);
+        self.host.masks.fill(0);
+        self.send_masks(ExchangeLayout::new(n, c), false);
+        let call = self.ffn_call(c, l, n, layer, threshold, self.cache.layers[l].table.slots().len());
+        let device_ns = fastest_ns(&mut *self.device, &Call::SparseFfn(call), TRIALS);
+        let Pass { model, pool, kernels, buffers: b, .. } = pass;
+        let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..n * c.hidden]);
+        let selection = Selection { neurons: vec![StoreId(0)], masks: vec![u32::MAX >> (MAX_COLUMNS - n)] };
+        b.columns.set_for(&b.x, n, layer.ffn.input_quants());
+        let mut host_ns = [0; TRIALS];
+        for trial in &mut host_ns {
+            let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
+            partial.fill(0.0);
+            let work = Work::Selected(&selection);
+            let read =
+                ffn(pool, kernels, &model.config, layer, &b.columns, work, threshold, &mut [], &mut b.ffn, partial);
+            let (bytes, ns) = (read.bytes(&layer.ffn), clock::lap(&mut lap));
+            self.device.worked(HostWork { stage: Stage::Ffn, bytes, operations: 0, ns });
+            *trial = self.device.totals().host_ns - before;
+        }
+        host_ns.sort_unstable();
+        self.fixed_ns = Some(PerTier::all(host_ns[TRIALS / 2]).with(Tier::Device, device_ns));
     }
 
     /// Reads the times of a pass of few tokens that is over on the device, and how many pairs of a neuron and a token were active in slots.
@@ -144,12 +188,12 @@ impl Split {
             t.neurons[Tier::Device] = wanted[l] as u64;
             t.ffn_ns[Tier::Device] = if wanted[l] == 0 { 0 } else { device.elapsed_ns(ffn[0], ffn[1]) };
             t.merge_ns = device.elapsed_ns(merge[0], merge[1]);
+            t.fixed_ns = self.fixed_ns.unwrap_or_default();
             if c.form.experts.is_some() && !c.neurons_inside() {
                 // All experts that were chosen are active.
                 continue;
             }
-            let slots = cache.layers[l].bucket_entries().len();
-            let range = self.fired_range(l, slots, n);
+            let range = fired_range(self.host.fired.len(), &self.cache, l, n);
             let active: u64 = self.host.fired[range].iter().map(|bits| u64::from(bits.count_ones())).sum();
             self.active[l] = if self.wanted[l] == 0 { 0 } else { active };
         }

@@ -15,6 +15,7 @@ mod migrator;
 pub mod parts;
 mod pass;
 mod predict;
+mod scheduling;
 mod scorers;
 pub mod streaming;
 mod weights;
@@ -30,7 +31,7 @@ pub use workspace::workspace_bytes;
 use super::ffn::{CachedFfn, Selection};
 use super::forward::Pass;
 use super::sparsity::Sparsity;
-use crate::cache::{Frames, HostBlocks, NeuronCache};
+use crate::cache::{Frames, HostBlocks, NeuronCache, PerTier};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Attend, Buffer, Call, Device, Note, OutOfMemory, Stream, Then, View};
 use crate::ids::StoreId;
@@ -99,6 +100,8 @@ pub struct Split {
     /// By layer: times of the last pass of few tokens, and what is known of the current one.
     times: Vec<LayerTimes>,
     current: Vec<LayerTimes>,
+    /// What any part of an FFN takes in each memory, ns; `None` until it was measured.
+    fixed_ns: Option<PerTier<u64>>,
     /// Which neurons were active in the last layer that was computed.
     fired: Fired,
     /// By layer of a mixture that is packed by neuron, which neurons were active in the pass before; else nothing.
@@ -200,6 +203,7 @@ impl Split {
             active: vec![0; c.layers],
             times: vec![LayerTimes::default(); c.layers],
             current: vec![LayerTimes::default(); c.layers],
+            fixed_ns: None,
             fired: Fired::new(c.movable()),
             fired_before: (0..if c.neurons_inside() { c.layers } else { 0 })
                 .map(|_| Selection { neurons: Vec::with_capacity(c.neurons()), masks: Vec::with_capacity(c.neurons()) })

@@ -1,12 +1,12 @@
 //! The phases of a pass of few tokens on host and device. Those of a prompt's chunk are the same but for the FFN ([`super::chunk`]).
 
+use super::scheduling::{Beside, HostShare};
 use super::weights::norm;
 use super::workspace::ExchangeLayout;
-use super::{DividedLayer, Split, frames};
+use super::{Split, frames};
 use crate::cache::Tier;
-use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Add, Call, HostWork, Note, SparseFfn, Stage, Stream, Then};
+use crate::device::{Add, Call, Note, SparseFfn, Stage, Stream, Then};
 use crate::engine::batch::TokenPosition;
 use crate::engine::embed::embed;
 use crate::engine::ffn::{self, CachedTools, Counts, Work};
@@ -71,6 +71,7 @@ impl Executor for Split {
         if let Some(streaming) = &mut self.attention_streaming {
             streaming.begin(&mut *self.device);
         }
+        self.measure_fixed(pass);
         self.upload(pass);
     }
 
@@ -80,11 +81,6 @@ impl Executor for Split {
             return;
         }
         self.note(Note::Layer(l));
-        // Copies that were decided meanwhile run while attention does.
-        let Some(migrator) = &mut self.migrator else { return };
-        pass.probe.lap(Stage::Attention);
-        migrator.apply(l, true, &mut *self.device, &mut self.cache, frames(&mut pass.cached), pass.sparsity);
-        pass.probe.lap(Stage::Scheduler);
     }
 
     fn project(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
@@ -107,6 +103,9 @@ impl Executor for Split {
         match self.attends {
             true => self.append(c, l),
             false => self.fetch_qkv(c),
+        }
+        if !pass.is_chunk() {
+            self.begin_moves(pass, l);
         }
     }
 
@@ -167,17 +166,19 @@ impl Executor for Split {
         }
         pass.show(l, if wanted == Wanted::All { WillCompute::All } else { WillCompute::Selection });
         self.divide(pass, l, wanted);
-        self.observe(pass, l, wanted);
-        // Together: the device computes its part while the CPU computes its own.
+        // Together: the device computes its part while the CPU computes its own, and the scheduler is shown the layer meanwhile.
         let (n, c, layer) = (pass.n(), &pass.model.config, &pass.model.layers[l]);
         let needed = !self.host_selection.neurons.is_empty() || !layer.down_bias.is_empty();
-        let read = if needed { self.host_ffn(pass, l) } else { Counts::default() };
+        let read = if needed { self.host_ffn(pass, l, wanted) } else { Counts::default() };
+        self.merge(c, l, n, needed);
+        if !needed {
+            self.schedule(pass, l, wanted);
+        }
         if wanted != Wanted::All {
             self.host_fired(l, if needed { pass.buffers.ffn.active() } else { &[] });
         }
         self.cache.counters.computed[Tier::Host] += read.active;
         self.cache.layers[l].computed[Tier::Host] += read.active;
-        self.merge(c, l, n, needed);
         let selection = (wanted != Wanted::All).then(|| &pass.buffers.predicted.selections[l]);
         pass.probe.report.add_layer((l, layer), c, n, wanted, selection, read);
     }
@@ -377,75 +378,35 @@ impl Split {
         self.current[l].ffn_ns[Tier::Host] = 0;
     }
 
-    /// Begins the moves that the scheduler has decided meanwhile, and gives it a layer whose neurons have been divided.
-    pub(super) fn observe(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
-        let Some(mut migrator) = self.migrator.take() else { return };
-        pass.probe.lap(Stage::Ffn);
-        if l > 0 {
-            self.device_fired();
-        }
-        let Pass { sparsity, buffers: b, probe, cached, .. } = pass;
-        let threshold = sparsity.threshold(l).filter(|_| wanted != Wanted::Experts);
-        let threshold = threshold.filter(|_| self.scores_are_here(&*migrator, sparsity, l));
-        let own = threshold.map(|threshold| (threshold, b.predicted.scores(l)));
-        let ahead = self.scored_for(&*migrator, sparsity, l).map(|later| b.predicted.scores(later));
-        let batch = b.positions.windows(2).any(|two| two[0].sequence != two[1].sequence);
-        let (first, n, residual) = (b.positions[0].position, b.positions.len(), &b.x[..]);
-        let selection = (wanted != Wanted::All).then(|| &b.predicted.selections[l]);
-        let inside = pass.model.config.neurons_inside();
-        let observer = probe.observer.as_ref().filter(|_| wanted != Wanted::Experts || inside);
-        let missed = observer.and_then(|observer| observer.missed());
-        let (sequences, fired, times) = (&self.sequences[..], &self.fired, self.times[l]);
-        let at = DividedLayer {
-            layer: l,
-            first,
-            n,
-            batch,
-            residual,
-            selection,
-            own,
-            ahead,
-            sequences,
-            fired,
-            missed,
-            times,
-        };
-        migrator.apply(l, false, &mut *self.device, &mut self.cache, frames(cached), sparsity);
-        migrator.observe(&at, &*self.device, &self.cache);
-        self.migrator = Some(migrator);
+    /// Begins the moves that the scheduler has decided, behind the layer's projections: their copies, and the calls that start them, run beside
+    /// attention.
+    fn begin_moves(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        let Some(migrator) = &mut self.migrator else { return };
+        pass.probe.lap(Stage::Attention);
+        migrator.apply(l, true, &mut *self.device, &mut self.cache, frames(&mut pass.cached), pass.sparsity);
         pass.probe.lap(Stage::Scheduler);
-        self.note(Note::Host(Stage::Scheduler));
     }
 
     /// Computes the neurons that are in no slot, and the bias of down, for the device to add.
-    fn host_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Counts {
-        let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
-        let Pass { model, pool, kernels, sparsity, buffers: b, cached, .. } = pass;
-        let (c, layer) = (&model.config, &model.layers[l]);
-        let partial: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.partial[..b.positions.len() * c.hidden]);
-        partial.fill(0.0);
-        let (work, activation_threshold) =
-            (Work::Selected(&self.host_selection), threshold_for(sparsity.activation_threshold(l), pass.wanted));
-        let read = match cached {
-            Some(cached) => {
-                let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: &b.columns };
-                cached.ffn(tools, work, activation_threshold, &mut [], &mut b.ffn, partial)
-            }
-            None => {
-                ffn::ffn(pool, kernels, c, layer, &b.columns, work, activation_threshold, &mut [], &mut b.ffn, partial)
-            }
-        };
-        self.device.worked(HostWork {
-            stage: Stage::Ffn,
-            bytes: read.bytes(&layer.ffn),
-            operations: 0,
-            ns: clock::lap(&mut lap),
-        });
-        self.current[l].ffn_ns[Tier::Host] = self.device.totals().host_ns - before;
-        read
+    fn host_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> Counts {
+        let activation_threshold = threshold_for(pass.sparsity.activation_threshold(l), pass.wanted);
+        self.host_share(pass, l, Beside::Scheduling(wanted), |pool, host| {
+            let HostShare { model, kernels, columns, selection, ffn: buffers, partial, cached, .. } = host;
+            let (c, layer, work) = (&model.config, &model.layers[l], Work::Selected(selection));
+            let read = match cached {
+                Some(cached) => {
+                    let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: columns };
+                    cached.ffn(tools, work, activation_threshold, &mut [], buffers, partial)
+                }
+                None => {
+                    ffn::ffn(pool, kernels, c, layer, columns, work, activation_threshold, &mut [], buffers, partial)
+                }
+            };
+            ([read.bytes(&layer.ffn), 0], read)
+        })
     }
 
-    fn send_masks(&mut self, layout: ExchangeLayout, all: bool) {
+    pub(super) fn send_masks(&mut self, layout: ExchangeLayout, all: bool) {
         let masks = if all { &self.host.all_masks } else { &self.host.masks };
         let (from, bytes, to) = (masks.as_ptr().cast(), size_of_val(&masks[..]), self.at(layout.masks()));
         unsafe { self.device.copy_in(Stream::Compute, from, bytes, to.buffer, to.at) };

@@ -1,7 +1,7 @@
 //! Predicting on host and device: a layer from its own residual, and layers ahead of it. Scores that the device makes ahead stay there
 //! until it chooses by them; those that the scheduler looks at come to the host with the exchange.
 
-use super::scorers::{Lookahead, Scorer};
+use super::scorers::{Lookahead, Scorer, Scorers};
 use super::weights::norm;
 use super::workspace::ExchangeLayout;
 use super::{Migrator, Split};
@@ -106,24 +106,6 @@ impl Split {
         }
     }
 
-    /// Whether the host has the scores by which the neurons of layer `l` were chosen.
-    pub(super) fn scores_are_here(&self, migrator: &dyn Migrator, sparsity: &Sparsity, l: usize) -> bool {
-        match self.scorers.chooses(l) {
-            None => true,
-            Some(0) => migrator.wants_scores(),
-            // They came when they were made, if the migrator looks ahead by the same predictor.
-            Some(_) => migrator.lookahead().is_some_and(|from| is_chosen_by(sparsity, from, l)),
-        }
-    }
-
-    /// The layer that `migrator` looks ahead to from layer `l`, if the host has its scores.
-    pub(super) fn scored_for(&self, migrator: &dyn Migrator, sparsity: &Sparsity, l: usize) -> Option<usize> {
-        let from = migrator.lookahead()?;
-        let later = Some(l + from.1).filter(|&later| later < self.marks.len())?;
-        let on_host = is_chosen_by(sparsity, from, later) && self.scorers.get_as(later, from).is_none();
-        (on_host || self.begun.ahead == Some(later)).then_some(later)
-    }
-
     /// Has the scores that the migrator wants copied out. Returns their layer.
     pub(super) fn send_ahead(&mut self, c: &ModelConfig, l: usize, n: usize) -> Option<usize> {
         let from = self.migrator.as_ref()?.lookahead()?;
@@ -133,5 +115,32 @@ impl Split {
         let to = self.host.ahead.as_mut_ptr().cast();
         unsafe { self.device.copy_out(Stream::Compute, from.buffer, from.at, to, bytes) };
         Some(later)
+    }
+}
+
+impl Scorers {
+    /// Whether the host has the scores by which the neurons of layer `l` were chosen.
+    pub(super) fn are_on_host(&self, migrator: &dyn Migrator, sparsity: &Sparsity, l: usize) -> bool {
+        match self.chooses(l) {
+            None => true,
+            Some(0) => migrator.wants_scores(),
+            // They came when they were made, if the migrator looks ahead by the same predictor.
+            Some(_) => migrator.lookahead().is_some_and(|from| is_chosen_by(sparsity, from, l)),
+        }
+    }
+
+    /// The layer, of so many, that `migrator` looks ahead to from layer `l`, if the host has its scores; those of `came` came with the exchange.
+    pub(super) fn scored_for(
+        &self,
+        migrator: &dyn Migrator,
+        sparsity: &Sparsity,
+        l: usize,
+        came: Option<usize>,
+        layers: usize,
+    ) -> Option<usize> {
+        let from = migrator.lookahead()?;
+        let later = Some(l + from.1).filter(|&later| later < layers)?;
+        let on_host = is_chosen_by(sparsity, from, later) && self.get_as(later, from).is_none();
+        (on_host || came == Some(later)).then_some(later)
     }
 }
