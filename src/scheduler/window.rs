@@ -57,20 +57,19 @@ impl Window {
         self.queued += bytes as f64;
     }
 
-    /// How many blocks of `bytes` may be added when `under_way` bytes are on the link, where a block may be larger than what the link
-    /// carries during a layer: one at least, once what is queued will have been carried when the next layer begins. An expert that comes
-    /// late for its layer is counted as under way until the layer's next use, a token later, so that what the link cannot have left
-    /// undone is not counted.
+    /// How many blocks of `bytes` may be added when `under_way` bytes have not been taken over ([`Window::room`]), where a block may be larger
+    /// than what the link carries during a layer: one at least, once what is queued will have been carried when the next layer begins.
     pub fn blocks(&self, under_way: u64, bytes: u64) -> usize {
-        let under_way = (under_way as f64).min(self.queued);
         let one = usize::from(self.queued < self.per_layer);
-        one.max((self.room(under_way as u64) / bytes.max(1)) as usize)
+        one.max((self.room(under_way) / bytes.max(1)) as usize)
     }
 
-    /// Bytes that may be added when `under_way` bytes are on the link; 0 if it is full.
+    /// Bytes that may be added when `under_way` bytes have been sent and not taken over; 0 if the link is full. A neuron that comes late for its
+    /// layer is taken over at the layer's next use, a token later: what the link must have carried by then is not on it any more.
     pub fn room(&self, under_way: u64) -> u64 {
+        let under_way = (under_way as f64).min(self.queued);
         let share = if self.careful > 0 { CAREFUL_SHARE } else { 1.0 };
-        (self.per_layer * self.ahead as f64 * share - under_way as f64).max(0.0) as u64
+        (self.per_layer * self.ahead as f64 * share - under_way).max(0.0) as u64
     }
 }
 
@@ -87,8 +86,10 @@ mod tests {
             let (mut under_way, mut sent) = (0u64, 0u64);
             for _ in 0..100 {
                 let more = w.room(under_way);
+                w.sent(more);
                 (under_way, sent) = (under_way + more, sent + more);
                 under_way = under_way.saturating_sub(1000);
+                w.measured(100.0, 10.0);
             }
             (under_way, sent)
         };
@@ -103,12 +104,27 @@ mod tests {
         let mut w = Window::new(1000.0, 2);
         assert_eq!(w.room(0), 1000);
         (0..CAREFUL_TOKENS).for_each(|_| w.token());
+        w.sent(3000);
         assert_eq!((w.room(0), w.room(500), w.room(5000)), (2000, 1500, 0));
         // The link slows to a quarter: after a few layers the window has followed.
         (0..200).for_each(|_| w.measured(100.0, 2.5));
         assert!((w.bytes_per_layer() - 250.0).abs() < 1.0);
         w.measured(f64::NAN, 1.0);
         assert!(w.bytes_per_layer().is_finite());
+    }
+
+    /// A group that missed its layer held the window for a token, though the link had nothing left to carry.
+    #[test]
+    fn what_the_link_has_carried_is_not_under_way() {
+        let mut w = Window::new(1000.0, 2);
+        (0..CAREFUL_TOKENS).for_each(|_| w.token());
+        w.sent(2000);
+        assert_eq!(w.room(2000), 0);
+        // Nothing was taken over, and two layers' time has passed.
+        w.measured(100.0, 10.0);
+        assert_eq!(w.room(2000), 1000);
+        w.measured(100.0, 10.0);
+        assert_eq!(w.room(2000), 2000);
     }
 
     #[test]
