@@ -79,6 +79,9 @@ pub struct Totals {
     pub migrations: u64,
     /// Time in which the host computed, ns ([`Device::worked`]).
     pub host_ns: u64,
+    /// Time, by the machine's clock, that a virtual device took for its copies and kernels on its caller's thread, ns: a card would have done them
+    /// beside it. 0 for a card.
+    pub pretended_ns: u64,
     /// Bytes of weights that kernels read from the device's memory.
     pub device_bytes: u64,
     /// Copies in both directions.

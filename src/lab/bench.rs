@@ -2,6 +2,7 @@
 
 use super::audit::{Audit, Shares};
 use super::measure::{READ_BYTES, ReadBandwidth, ReadBuffer, peak_gops, read_bandwidth};
+use crate::cache::{CacheCounters, Tier};
 use crate::clock;
 use crate::cpu::ManyForm;
 use crate::cpu::peak::Unit;
@@ -163,6 +164,22 @@ pub struct BenchRow {
     pub precision: Option<f64>,
     /// Mean time of a decode pass by part; decode only.
     pub parts_ms: Option<PartsMs>,
+    /// Mean time of a decode pass that the engine's thread spent for the scheduler, ms: showing it layers and beginning its moves. Beside the
+    /// host's part of the FFN where other threads compute that meanwhile. Decode only.
+    pub scheduler_ms: Option<f64>,
+    /// Mean time of a decode pass for predicting and choosing neurons on the host, ms; decode only.
+    pub predict_ms: Option<f64>,
+    /// Mean time of a decode pass that a virtual device took for its copies and kernels, ms, which a card would have done beside the host; decode
+    /// on a virtual device only.
+    pub pretended_ms: Option<f64>,
+    /// Mean time of a decode pass without `pretended_ms`, ms: the raw one is `avg_ns / n_gen`.
+    pub net_ms: Option<f64>,
+    /// Median time between two tokens without what the virtual device took in it, ms.
+    pub net_ms_p50: Option<f64>,
+    /// Active neurons that the device computed / all that were computed, over the timed tokens; decode with a device only.
+    pub timed_gpu_share: Option<f64>,
+    /// Moves that were begun, for each timed pass; decode with a device only.
+    pub moves_per_pass: Option<f64>,
     /// What came from disk, where not all neurons are in memory; decode only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskRow>,
@@ -277,9 +294,12 @@ pub fn speed(
     let all: u64 = tests.iter().map(|test| test.tokens(options.repeats)).sum();
     let (mut rows, mut before_this) = (Vec::new(), 0);
     for test in tests {
-        let samples = run(engine, test, options, &|done| (watch.step)((before_this + done).min(all), all))?;
+        let (samples, began) = run(engine, test, options, &|done| (watch.step)((before_this + done).min(all), all))?;
         before_this += test.tokens(options.repeats);
         let mut row = row(engine, test, options.kv, before, &samples);
+        if test.generate > 0 {
+            of_device(&mut row, engine, began, &samples);
+        }
         if test.prompt > 0 {
             let (of_each, unit) = multiplied(engine, test.prompt);
             row.prefill = Some(engine.kernels.prefill.name());
@@ -338,14 +358,38 @@ fn multiplied(engine: &Engine, tokens: usize) -> (f64, Unit) {
     (of_units.iter().sum::<f64>() + head, most.unwrap_or(Unit::Int8))
 }
 
-/// Time of each step in each repeat, ns, `[repeats][steps]`: a prefill is one step, a decode one per token (of each sequence). `step(done)`
+/// What a device has counted.
+fn counted(engine: &Engine) -> Option<CacheCounters> {
+    Some(engine.split.as_ref()?.cache.counters)
+}
+
+/// Times of a step, ns.
+#[derive(Clone, Copy)]
+struct StepNs {
+    all: u64,
+    /// What of it a virtual device took for its copies and kernels.
+    pretended: u64,
+}
+
+impl StepNs {
+    /// Times `work`.
+    fn of(engine: &mut Engine, work: impl FnOnce(&mut Engine) -> Result<()>) -> Result<StepNs> {
+        let pretended = |engine: &Engine| engine.split.as_ref().map_or(0, |split| split.device.totals().pretended_ns);
+        let (before, start) = (pretended(engine), clock::now());
+        work(engine)?;
+        let all = start.elapsed().as_nanos() as u64;
+        Ok(StepNs { all, pretended: pretended(engine) - before })
+    }
+}
+
+/// Times of each step in each repeat, `[repeats][steps]`: a prefill is one step, a decode one per token (of each sequence). `step(done)`
 /// gets the tokens that were run.
 fn run(
     engine: &mut Engine,
     test: Test,
     options: &BenchOptions,
     step: &dyn Fn(u64) -> Result<()>,
-) -> Result<Vec<Vec<u64>>> {
+) -> Result<(Vec<Vec<StepNs>>, Option<CacheCounters>)> {
     let mut tokens = Tokens::new(options.text.as_deref(), engine.model.config.vocab, 1);
     let context = test.depth + test.prompt + test.generate;
     let mut session = Session::new(engine, context, options.kv)?;
@@ -361,34 +405,36 @@ fn run(
     let mut caches = (0..test.sequences).map(cache).collect::<Result<Vec<_>>>()?;
     // One more repeat than asked for: the first one is thrown away, it maps pages and fills buffers.
     let mut repeats = Vec::new();
+    let mut before = None;
     for repeat in 0..=options.repeats {
         let mut steps = Vec::new();
         let done = test.tokens(repeat) - test.tokens(0) + test.depth as u64;
         if test.prompt > 0 {
             session.truncate(test.depth);
             let prompt = tokens.take(test.prompt);
-            let start = clock::now();
-            session.append(engine, &prompt, |_| interrupt::check())?;
-            steps.push(start.elapsed().as_nanos() as u64);
+            steps.push(StepNs::of(engine, |engine| {
+                session.append(engine, &prompt, |_| interrupt::check()).map(|_| ())
+            })?);
             step(done)?;
         }
         caches.iter_mut().for_each(|cache| cache.truncate(test.depth));
         for _ in 0..if repeat == 0 { test.generate.min(4) } else { test.generate } {
             let column = |(sequence, token)| BatchToken { sequence, token };
             let columns: Vec<BatchToken> = tokens.take(test.sequences).into_iter().enumerate().map(column).collect();
-            let start = clock::now();
-            engine.forward_batch(&mut caches, &columns, Logits::All);
-            engine.check()?;
-            steps.push(start.elapsed().as_nanos() as u64);
+            steps.push(StepNs::of(engine, |engine| {
+                engine.forward_batch(&mut caches, &columns, Logits::All);
+                engine.check()
+            })?);
             step(done + (steps.len() * test.sequences) as u64)?;
         }
         if repeat > 0 {
             repeats.push(steps);
         } else {
             engine.report = Report::default();
+            before = counted(engine);
         }
     }
-    Ok(repeats)
+    Ok((repeats, before))
 }
 
 /// Recall and precision of the predictors on tokens like those that were timed.
@@ -407,22 +453,45 @@ fn audit(engine: &mut Engine, options: &BenchOptions) -> Result<Shares> {
     Ok(audit.shares().0)
 }
 
+/// Writes down what the device did in the timed passes, which began at `began`.
+fn of_device(row: &mut BenchRow, engine: &Engine, began: Option<CacheCounters>, repeats: &[Vec<StepNs>]) {
+    let Some((began, now)) = began.zip(counted(engine)) else { return };
+    let [device, host] = [Tier::Device, Tier::Host].map(|tier| now.computed[tier] - began.computed[tier]);
+    row.timed_gpu_share = Some(device as f64 / (device + host).max(1) as f64);
+    let moves = now.migrations - began.migrations;
+    row.moves_per_pass = Some(moves as f64 / engine.report.passes.max(1) as f64);
+    if engine.split.as_ref().is_none_or(|split| split.device.is_real()) {
+        return;
+    }
+    let mean_ms = |ns: Vec<u64>| ns.iter().sum::<u64>() as f64 / 1e6 / ns.len() as f64;
+    let net = sorted(repeats, |step| step.all - step.pretended);
+    row.net_ms_p50 = Some(percentile(&net, 0.5) as f64 / 1e6);
+    row.net_ms = Some(mean_ms(net));
+    row.pretended_ms = Some(mean_ms(sorted(repeats, |step| step.pretended)));
+}
+
+/// A time of every step, ascending.
+fn sorted(repeats: &[Vec<StepNs>], of: fn(&StepNs) -> u64) -> Vec<u64> {
+    let mut steps: Vec<u64> = repeats.iter().flatten().map(of).collect();
+    steps.sort_unstable();
+    steps
+}
+
 fn row(
     engine: &Engine,
     Test { depth, prompt, generate, sequences }: Test,
     kv: KvType,
     machine: ReadBandwidth,
-    repeats: &[Vec<u64>],
+    repeats: &[Vec<StepNs>],
 ) -> BenchRow {
     let model = &engine.model;
-    let samples_ns: Vec<u64> = repeats.iter().map(|steps| steps.iter().sum()).collect();
+    let samples_ns: Vec<u64> = repeats.iter().map(|steps| steps.iter().map(|step| step.all).sum()).collect();
     let samples_ns_sum = samples_ns.iter().sum();
     let samples_ts: Vec<f64> =
         samples_ns.iter().map(|&ns| (prompt + generate * sequences) as f64 * 1e9 / ns as f64).collect();
     let (avg_ns, stddev_ns) = mean_and_deviation(&samples_ns.iter().map(|&n| n as f64).collect::<Vec<_>>());
     let (avg_ts, stddev_ts) = mean_and_deviation(&samples_ts);
-    let mut steps: Vec<u64> = repeats.iter().flatten().copied().collect();
-    steps.sort_unstable();
+    let steps = sorted(repeats, |step| step.all);
     let decode = generate > 0;
     let at = |share: f64| decode.then(|| percentile(&steps, share) as f64 / 1e6);
     let report = &engine.report;
@@ -483,6 +552,13 @@ fn row(
         recall: None,
         precision: None,
         parts_ms: decode.then_some(parts_ms),
+        scheduler_ms: decode.then_some(part(report.scheduler_ns)),
+        predict_ms: decode.then_some(part(report.predictor_ns)),
+        pretended_ms: None,
+        net_ms: None,
+        net_ms_p50: None,
+        timed_gpu_share: None,
+        moves_per_pass: None,
         disk: if decode { DiskRow::of(report, samples_ns_sum, engine.threads()) } else { None },
         read_gb_s,
         machine_gb_s: machine.gb_per_s,

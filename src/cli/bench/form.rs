@@ -20,6 +20,7 @@ pub fn tables(rows: &[Row]) -> String {
     )];
     parts.push(speeds(rows));
     parts.extend(rows.iter().filter_map(|row| products(&row.row)));
+    parts.extend(rows.iter().filter_map(|row| net(&row.row)));
     if rows.iter().any(|row| row.row.n_gen > 0) {
         let machine = first.machine_gb_s;
         parts.push(format!(
@@ -40,6 +41,12 @@ fn products(row: &BenchRow) -> Option<String> {
     let share = percent(row.share_of_unit);
     let unit = row.unit_gops.map_or(String::new(), |unit| format!(", {share} of the units' {unit:.0}"));
     Some(format!("{}: {how}, {gops:.0} GOPS{unit}\n", row.test))
+}
+
+/// A token without what a virtual device did on this machine.
+fn net(row: &BenchRow) -> Option<String> {
+    let (net, pretended) = (row.net_ms?, row.pretended_ms?);
+    Some(format!("{}: {net:.2} ms a token without {pretended:.2} of the virtual device's\n", row.test))
 }
 
 /// Its name in the tables. Times of a virtual device are said to be that in every line that has one.
@@ -78,11 +85,11 @@ fn computed(rows: &[Row]) -> String {
 }
 
 fn times(rows: &[Row]) -> String {
-    let mut table = empty(&["test", "ms: attention", "predictor", "FFN", "head"]);
+    let mut table = empty(&["test", "ms: attention", "predict", "schedule", "FFN", "head"]);
     for row in rows {
         let Some(p) = &row.row.parts_ms else { continue };
-        let times = [p.attention, p.predictor, p.ffn, p.head].map(|ms| format!("{ms:.2}"));
-        table.add_row([test(row)].into_iter().chain(times));
+        let times = [p.attention, p.predictor, row.row.scheduler_ms.unwrap_or_default(), p.ffn, p.head];
+        table.add_row([test(row)].into_iter().chain(times.map(|ms| format!("{ms:.2}"))));
     }
     finished(table)
 }
@@ -261,6 +268,13 @@ mod tests {
                 ffn: 123.45,
                 head: 12.34,
             }),
+            scheduler_ms: some(1.2),
+            predict_ms: some(12.34),
+            pretended_ms: some(12.34),
+            net_ms: some(111.1),
+            net_ms_p50: some(111.1),
+            timed_gpu_share: some(0.9),
+            moves_per_pass: some(1234.5),
             disk: None,
             read_gb_s: some(123.4),
             machine_gb_s: 345.6,

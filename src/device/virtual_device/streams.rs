@@ -1,6 +1,7 @@
 //! The streams of a virtual device: the operations on them, and when they happen.
 
 use super::{Faults, HOST_CALL_NS, Rates, VirtualDevice};
+use crate::clock;
 use crate::device::{Buffer, Call, Event, Fault, KernelWork, Stream};
 use std::collections::VecDeque;
 
@@ -249,8 +250,10 @@ impl VirtualDevice {
                 if self.writes(&call) != begun.writes {
                     self.run(s, &call);
                 }
+                let start = clock::now();
                 let VirtualDevice { scratch, buffers, .. } = self;
                 call.store(&scratch[s], buffers);
+                self.totals.pretended_ns += start.elapsed().as_nanos() as u64;
             }
             Work::CopyIn { .. } | Work::CopyOut { .. } if begun.lost => self.queues[s].lost = true,
             Work::CopyIn { .. } | Work::CopyOut { .. } => self.copy(&work, true),
@@ -271,6 +274,7 @@ impl VirtualDevice {
 
     /// Does the first or the second half of a copy.
     fn copy(&mut self, work: &Work, second: bool) {
+        let start = clock::now();
         // The halves are whole words: no link tears one.
         let middle = |bytes: usize| bytes / 2 / 4 * 4;
         let half = |bytes: usize| if second { middle(bytes)..bytes } else { 0..middle(bytes) };
@@ -292,6 +296,7 @@ impl VirtualDevice {
             }
             Work::Launch(_) | Work::Record { .. } | Work::Wait { .. } => unreachable!("no copies"),
         }
+        self.totals.pretended_ns += start.elapsed().as_nanos() as u64;
     }
 
     /// How often a kernel's operands were written to so far.
@@ -305,7 +310,10 @@ impl VirtualDevice {
 
     /// Runs the kernel on what the memory holds now.
     fn run(&mut self, s: usize, call: &Call) -> KernelWork {
+        let start = clock::now();
         let VirtualDevice { scratch, buffers, kernels, .. } = self;
-        call.run(buffers, kernels, &mut scratch[s])
+        let work = call.run(buffers, kernels, &mut scratch[s]);
+        self.totals.pretended_ns += start.elapsed().as_nanos() as u64;
+        work
     }
 }
