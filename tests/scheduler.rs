@@ -18,7 +18,7 @@ use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Request};
 use dynamicinfer::predictor::{Calibration, Exact, Kind, Predictor, Tools};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::thresholds::LossWeight;
-use dynamicinfer::scheduler::{Policy, Rules};
+use dynamicinfer::scheduler::{Comparison, Policy, Rules, Verdict};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use support::watched::{Step, Watched};
@@ -98,11 +98,25 @@ fn bench_at(
     open: bool,
     latency: Option<Latency>,
 ) -> Bench {
+    // Whether moving pays is not the question here.
+    bench_of(dir, family, (policy, |rules| Rules { gain: false, ..rules }), SLOW, faults, open, latency)
+}
+
+/// The same with rules and rates that are given.
+fn bench_of(
+    dir: &std::path::Path,
+    family: &str,
+    (policy, tune): (Policy, fn(Rules) -> Rules),
+    rates: Rates,
+    faults: Faults,
+    open: bool,
+    latency: Option<Latency>,
+) -> Bench {
     let model = Model::open(&packed(dir, family, Quant::F32)).unwrap();
     let (layers, ffn) = (model.config.layers, model.config.ffn);
     let slots = vec![ffn / 2; layers];
     let budget = device_bytes(&model, &slots);
-    let device = VirtualDevice::new(budget, SLOW).with_faults(faults);
+    let device = VirtualDevice::new(budget, rates).with_faults(faults);
     // SAFETY: the engine drops its device's part before its model: it has both.
     let mut split = unsafe { on_device(&model, Box::new(device), &slots) }.unwrap();
     let placed: Vec<Vec<StoreId>> = vec![(0..ffn / 2).map(StoreId::new).collect(); layers];
@@ -115,8 +129,7 @@ fn bench_at(
     let predictor = Arc::new(Gated { exact, open: open.clone(), asked: Arc::clone(&asked) });
     let setting = BackgroundOptions {
         policy,
-        // Whether moving pays is not the question here.
-        tune: |rules| Rules { gain: false, ..rules },
+        tune,
         weight: LossWeight::Probability,
         ahead: 1,
         sequences: 3,
@@ -125,7 +138,7 @@ fn bench_at(
         history: vec![vec![0.1; ffn]; layers],
         placed,
         kernels: engine.kernels,
-        link_gb_s: SLOW.link_gb_s,
+        link_gb_s: rates.link_gb_s,
         latency,
     };
     split.migrator = Some(Box::new(Background::start(engine.model.clone(), block_bytes, setting).unwrap()));
@@ -478,6 +491,55 @@ fn what_comes_too_late_is_skipped_and_only_teaches() {
     // The last layer has none after it to be late for.
     assert!(slow.late > slow.handled / 3, "{slow:?}");
     assert!(asked_late < asked / 2, "it predicted {asked_late} times for layers that had passed, of {asked}");
+}
+
+/// Mean time of a token by the device's clock, ns, over the last half of so many texts, the share of them in which neurons moved, and what the
+/// guard has found last.
+fn guarded(dir: &std::path::Path, policy: Policy, rates: Rates, texts: usize) -> (f64, f64, Comparison) {
+    let latency = Latency { observation_ns: 100.0, gb_s: 1e6 };
+    let mut b = bench_of(dir, "relullama", (policy, |rules| rules), rates, Faults::default(), true, Some(latency));
+    let (mut ns, mut moving) = (0, 0);
+    for text in 0..texts {
+        let before = split(&mut b.engine).device.totals().clock_ns;
+        decode(&mut b.engine, |engine, _| {
+            let counts = split(engine).migrator.as_ref().unwrap().counts();
+            moving += u64::from(counts.moving && text >= texts / 2);
+        });
+        ns += if text < texts / 2 { 0 } else { split(&mut b.engine).device.totals().clock_ns - before };
+    }
+    let tokens = ((texts - texts / 2) * TOKENS) as f64;
+    let last = split(&mut b.engine).migrator.as_ref().unwrap().counts().gain;
+    (ns as f64 / tokens, moving as f64 / tokens, last)
+}
+
+/// Rates of a device beside a host that computes so many GB/s, over a link of so many.
+fn beside(host_gb_s: f64, link_gb_s: f64) -> Rates {
+    Rates { host_gb_s, link_gb_s, ..SLOW }
+}
+
+/// Beside a fast host a hit gives no time, while copies stand in the way of the host's part of each layer's sum: hits are won and tokens are
+/// slower. The guard ends it.
+#[test]
+fn where_moves_cost_more_than_they_bring_tokens_end_within_2_percent_of_the_static_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    for policy in [Policy::Macro, Policy::Full] {
+        let (fixed, ..) = guarded(dir.path(), Policy::Static, beside(10.0, 0.2), 4);
+        let (ns, moving, gain) = guarded(dir.path(), policy, beside(10.0, 0.2), 100);
+        assert!(ns < 1.02 * fixed && moving < 0.2, "{policy:?}: {ns} of {fixed} ns, moving in {moving}: {gain:?}");
+        assert_eq!(gain.verdict, Verdict::Loses);
+        assert!(gain.moving_ns as f64 > 1.02 * fixed, "without the guard it would be as fast: {gain:?}");
+    }
+}
+
+#[test]
+fn where_moves_pay_neurons_keep_moving() {
+    let dir = tempfile::tempdir().unwrap();
+    for policy in [Policy::Macro, Policy::Full] {
+        let (fixed, ..) = guarded(dir.path(), Policy::Static, beside(0.05, 0.2), 4);
+        let (ns, moving, gain) = guarded(dir.path(), policy, beside(0.05, 0.2), 100);
+        assert!(ns < 0.95 * fixed && moving > 0.95, "{policy:?}: {ns} of {fixed} ns, moving in {moving}: {gain:?}");
+        assert_ne!(gain.verdict, Verdict::Loses);
+    }
 }
 
 /// Writes down, among what the device was asked for, when it is shown a layer or its moves are begun.

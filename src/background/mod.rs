@@ -25,7 +25,7 @@ use crate::model::Model;
 use crate::predictor::{Calibration, Predictor};
 use crate::scheduler::sequences::Known;
 use crate::scheduler::thresholds::LossWeight;
-use crate::scheduler::{Policy, Rules};
+use crate::scheduler::{Comparison, Policy, Rules, Scheduler, Verdict};
 pub use learnt::{Keep, Learner, Learnt};
 use message::{Position, SentDecision, SentObservation};
 use std::sync::Arc;
@@ -42,6 +42,9 @@ const OBSERVATIONS: usize = 64;
 const DECISIONS: usize = 64;
 /// Passes from one whose scores the scheduler gets to the next: copies of scores take time on the link.
 const SCORES_EVERY: u64 = 4;
+
+/// The verdicts in the order of their numbers.
+const VERDICTS: [Verdict; 4] = [Verdict::Unknown, Verdict::Pays, Verdict::Even, Verdict::Loses];
 
 /// What the thread works with.
 pub struct BackgroundOptions {
@@ -77,6 +80,8 @@ pub struct BackgroundOptions {
 struct Shared {
     stop: AtomicBool,
     moving: AtomicBool,
+    /// The last comparison of moving with the static placement: its verdict's place in [`VERDICTS`], and the times of both.
+    gain: [AtomicU64; 3],
     /// Index into [`Policy::ALL`] of the policy in force.
     policy: AtomicUsize,
     /// Where the engine stands: a [`Position`].
@@ -338,12 +343,14 @@ impl Migrator for Background {
     }
 
     fn counts(&self) -> MigratorCounts {
-        let Shared { moving, handled, late, dropped, .. } = &*self.shared;
+        let Shared { moving, gain, handled, late, dropped, .. } = &*self.shared;
+        let [verdict, moving_ns, resting_ns] = gain.each_ref().map(|part| part.load(Ordering::Relaxed));
         MigratorCounts {
             handled: handled.load(Ordering::Relaxed),
             late: late.load(Ordering::Relaxed),
             dropped: dropped.load(Ordering::Relaxed),
             moving: moving.load(Ordering::Relaxed),
+            gain: Comparison { verdict: VERDICTS[verdict as usize], moving_ns, resting_ns },
             sequences: self.known.len() as u64,
             ..self.counts
         }
@@ -410,6 +417,9 @@ impl Shared {
             }
         });
         self.moving.store(worker.scheduler.moving(), Ordering::Relaxed);
+        let Comparison { verdict, moving_ns, resting_ns } = worker.scheduler.gain();
+        let all = [verdict as u64, moving_ns, resting_ns];
+        self.gain.iter().zip(all).for_each(|(to, part)| to.store(part, Ordering::Relaxed));
         self.late.fetch_add(u64::from(late), Ordering::Relaxed);
         self.handled.fetch_add(1, Ordering::Release);
     }

@@ -67,6 +67,9 @@ impl Histogram {
     }
 }
 
+/// What comparing moving with the static placement can show, in the order of [`Metrics::verdict`].
+pub const VERDICTS: [&str; 4] = ["unknown", "pays", "even", "loses"];
+
 /// Numbers of one worker. Sums are since it started; `running`, `waiting` and the `device_..._bytes` and `device_slots` are states.
 #[derive(Debug, Default)]
 pub struct Metrics {
@@ -122,6 +125,8 @@ pub struct Metrics {
     pub attention_ns: Number,
     /// Nanoseconds in predictors.
     pub predictor_ns: Number,
+    /// Nanoseconds that the engine's thread spent for the scheduler: showing it layers and beginning its moves.
+    pub scheduler_ns: Number,
     /// Nanoseconds in FFNs.
     pub ffn_ns: Number,
     /// Nanoseconds in the head, which makes the logits.
@@ -156,6 +161,12 @@ pub struct Metrics {
     pub misses: Number,
     /// Neurons whose copy to the device was begun.
     pub migrations: Number,
+    /// 1 while neurons move, 0 while the static placement is kept.
+    pub moving: Number,
+    /// Place in [`VERDICTS`] of what comparing moving with the static placement has shown last.
+    pub verdict: Number,
+    /// Mean time of a token in that comparison, ns: while neurons moved, and with the static placement.
+    pub compared_ns: [Number; 2],
     /// Bytes of the device's memory that may be used.
     pub device_budget_bytes: Number,
     /// Bytes of the device's memory that are used.
@@ -184,6 +195,7 @@ impl Metrics {
         let report = &engine.report;
         self.attention_ns.add(report.attention_ns);
         self.predictor_ns.add(report.predictor_ns);
+        self.scheduler_ns.add(report.scheduler_ns);
         self.ffn_ns.add(report.ffn_ns);
         self.head_ns.add(report.head_ns);
         self.ffn_bytes.add(report.ffn_bytes);
@@ -209,6 +221,11 @@ impl Metrics {
             self.hits.set(counters.computed[Tier::Device]);
             self.misses.set(counters.computed[Tier::Host]);
             self.migrations.set(counters.migrations);
+            let scheduler = split.migrator.as_ref().map(|migrator| migrator.counts()).unwrap_or_default();
+            self.moving.set(u64::from(scheduler.moving));
+            self.verdict.set(scheduler.gain.verdict as u64);
+            let compared = [scheduler.gain.moving_ns, scheduler.gain.resting_ns];
+            self.compared_ns.iter().zip(compared).for_each(|(to, ns)| to.set(ns));
             self.device_budget_bytes.set(memory.budget);
             self.device_used_bytes.set(memory.used);
             let totals = split.device.totals();

@@ -38,7 +38,7 @@ pub struct ReplayOptions {
     pub history: Vec<Vec<f32>>,
     /// Probability from which on a neuron is computed, `[layers]`; the scheduler's frequencies count those of them that are active.
     pub thresholds: Vec<f32>,
-    /// Cost of a move in hits ([`crate::scheduler::gain`]).
+    /// Cost of a move in hits, for clusters.
     pub cost: f64,
     /// Whether look-ahead is never wrong, to tell what its errors cost.
     pub foreseen: bool,
@@ -151,7 +151,8 @@ fn start<'a>(trace: &'a TraceFile, setting: &ReplayOptions) -> TraceRun<'a> {
     let gb_s = setting.link * h.block_bytes as f64 / LAYER_NS;
     let scheduling = scheduler::SchedulerOptions {
         policy: setting.policy,
-        rules: setting.rules,
+        // A layer takes as long wherever its neurons are: there is no time to see that moves lose.
+        rules: Rules { gain: false, ..setting.rules },
         loss: LossWeight::Probability,
         ahead: h.ahead.clamp(1, h.layers),
         predicts: true,

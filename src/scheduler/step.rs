@@ -1,7 +1,7 @@
 //! One step of the scheduler: takes an observation of a layer, and gives what moves and from which probability on neurons are computed. The
 //! thread beside the engine, a replay and the simulator all call [`Scheduler::step`], and nothing else decides.
 
-use super::gain::Gain;
+use super::gain::{Comparison, Gain};
 use super::log::{self, RatesLog};
 use super::policy::greedy::{self, Move};
 use super::policy::{ChooseMoves, LayerState, Policy, Rules, Scratch};
@@ -89,7 +89,8 @@ pub struct DeviceState<'a> {
     pub slots: &'a [Slot],
     /// What the slots of the layer [`SchedulerOptions::ahead`] after it hold; empty if there is no such layer.
     pub ahead_slots: &'a [Slot],
-    /// Neurons of all layers whose copies have not arrived, or have and their layer was not used since.
+    /// Neurons of all layers whose copies have not arrived, or have and their layer was not used since ([`super::window::Window::room`] leaves
+    /// out what the link must have carried).
     pub in_flight: u64,
     /// What the device has counted so far.
     pub totals: Totals,
@@ -113,6 +114,8 @@ struct Layer {
     is_static: Vec<bool>,
     /// Token at which the neuron was computed last, `[ffn]`; 0 for never.
     last: Vec<u32>,
+    /// Slots that it had last.
+    slots: usize,
     /// The single threshold and what balances it, if thresholds are balanced.
     balancer: Option<(f32, Balancer)>,
 }
@@ -157,7 +160,7 @@ impl Scheduler {
             placed.iter().for_each(|&n| is_static[n.index()] = true);
             let own = setting.thresholds.get(l).copied().flatten();
             let balancer = own.map(|own| (own, Balancer::new(to_bin(own))));
-            Layer { is_static, last: vec![0; ffn], balancer }
+            Layer { is_static, last: vec![0; ffn], slots: 0, balancer }
         };
         let ahead = setting.ahead.max(1);
         Scheduler {
@@ -188,10 +191,16 @@ impl Scheduler {
     pub fn set_policy(&mut self, policy: Policy, rules: Rules) {
         self.policy = policy.start(self.layers.len(), self.here.len(), &rules);
         self.rules = rules;
+        self.gain = Gain::default();
         // The engine has gone back to single thresholds already.
         if !rules.thresholds {
             self.layers.iter_mut().filter_map(|l| l.balancer.as_mut()).for_each(|(_, balancer)| balancer.reset());
         }
+    }
+
+    /// What the guard has found when it compared moving with the static placement last.
+    pub fn gain(&self) -> Comparison {
+        self.gain.last()
     }
 
     /// Whether neurons move; `false` also while the static placement is kept because moving does not pay.
@@ -242,7 +251,9 @@ impl Scheduler {
             decide(Decision { layer: seen.layer, moves, thresholds: None });
         }
         if layer + 1 == self.layers.len() {
-            self.gain.token(self.cost());
+            let ns =
+                self.rates.token(device.totals.clock_ns).filter(|_| seen.prompt.is_none() && seen.missed.is_none());
+            self.gain.token(ns, seen.sequences.len());
             self.window.token();
             self.token = self.token.wrapping_add(1);
         }
@@ -282,13 +293,12 @@ impl Scheduler {
             let (costs, start_ns) = (self.rates.costs(0), self.rates.copy_start_ns());
             self.rates_log.measured(self.token, now, costs, start_ns, self.window.bytes_per_layer());
         }
-        let Scheduler { layers, here, rules, token, policy, gain, .. } = self;
+        let Scheduler { layers, rules, token, policy, gain, .. } = self;
         let layer = &mut layers[seen.layer.index()];
+        if std::mem::replace(&mut layer.slots, device.slots.len()) != device.slots.len() {
+            gain.begin_anew();
+        }
         seen.computed.iter().for_each(|&n| layer.last[n.index()] = *token);
-        mark(here, device.slots);
-        let hits = seen.computed.iter().filter(|n| here[n.index()]).count();
-        let of_static = seen.computed.iter().filter(|n| layer.is_static[n.index()]).count();
-        gain.layer(hits as u64, of_static as u64);
         let at = layer.state(seen.layer.index(), device.slots, (None, &[]), *token, 0.0, rules);
         policy.computed(&at, seen.computed);
     }
@@ -349,7 +359,7 @@ impl Scheduler {
             greedy::choose(slots, v, most, 0.0, |_| false, |_| false, &mut scratch.lists, moves);
         }
         log::moves(&at, moving, most, moves);
-        self.gain.moved(if moving { moves.len() } else { 0 });
+        self.gain.moved(moves.len());
         self.window.sent(moves.len() as u64 * self.block_bytes);
         &self.moves
     }

@@ -2,7 +2,7 @@
 
 use super::daemon::{Daemon, Loaded, ModelState};
 use crate::generation::Metrics;
-use crate::generation::metrics::{BOUNDS, Histogram};
+use crate::generation::metrics::{BOUNDS, Histogram, VERDICTS};
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
@@ -74,9 +74,13 @@ fn worker(page: &mut Page, m: &Metrics) {
         m.held_up_most.get() as f64,
     );
     page.family("engine_seconds_total", "counter", "time in the engine by part");
-    for (part, ns) in
-        [("attention", &m.attention_ns), ("predictor", &m.predictor_ns), ("ffn", &m.ffn_ns), ("head", &m.head_ns)]
-    {
+    for (part, ns) in [
+        ("attention", &m.attention_ns),
+        ("predictor", &m.predictor_ns),
+        ("scheduler", &m.scheduler_ns),
+        ("ffn", &m.ffn_ns),
+        ("head", &m.head_ns),
+    ] {
         page.sample("engine_seconds_total", &format!("{{part=\"{part}\"}}"), ns.get() as f64 / 1e9);
     }
     page.counter("ffn_read_bytes_total", "bytes of neuron rows that the CPU read", m.ffn_bytes.get());
@@ -104,6 +108,7 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.counter("misses_total", "active neurons computed on the CPU beside a device", m.misses.get());
     page.family("block_migrations_total", "counter", "neuron blocks whose move to the device was begun");
     page.sample("block_migrations_total", "{direction=\"in\"}", m.migrations.get() as f64);
+    moving(page, m);
     page.gauge("vram_budget_bytes", "bytes that may be used on the device", m.device_budget_bytes.get() as f64);
     page.gauge("vram_used_bytes", "bytes that are", m.device_used_bytes.get() as f64);
     page.counter("audited_tokens_total", "tokens at which the predictor was checked", m.audited_tokens.get());
@@ -114,6 +119,24 @@ fn worker(page: &mut Page, m: &Metrics) {
     );
     page.counter("audited_found_total", "of them, those that were computed", m.audited_found.get());
     page.gauge("slots", "places for neuron blocks on the device", m.device_slots.get() as f64);
+}
+
+/// Whether neurons move, and what comparing that with the static placement has shown.
+fn moving(page: &mut Page, m: &Metrics) {
+    page.gauge(
+        "moving",
+        "1 while neurons move to the device, 0 while the static placement is kept",
+        m.moving.get() as f64,
+    );
+    page.family("moving_verdict", "gauge", "1 for what comparing moving with the static placement has shown last");
+    for (i, verdict) in VERDICTS.into_iter().enumerate() {
+        let shown = m.verdict.get() == i as u64;
+        page.sample("moving_verdict", &format!("{{verdict=\"{verdict}\"}}"), f64::from(u8::from(shown)));
+    }
+    page.family("compared_token_seconds", "gauge", "mean time of a token in that comparison");
+    for (state, ns) in ["moving", "resting"].into_iter().zip(&m.compared_ns) {
+        page.sample("compared_token_seconds", &format!("{{state=\"{state}\"}}"), ns.get() as f64 / 1e9);
+    }
 }
 
 /// The paths on which neurons are read, with the rates in the machine's profile. Times of the device are by its own clock.

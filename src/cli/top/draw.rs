@@ -234,8 +234,17 @@ fn of_device(span: &Interval<'_>) -> Vec<(String, Color)> {
             (format!("{} moves stale", count("stale")), Color::Reset),
             (format!("{} sequences", count("sequences")), Color::Reset),
         ]);
+        figures.extend(verdict(scheduler).map(|text| (text, Color::Reset)));
     }
     figures
+}
+
+/// What comparing moving with the static placement has shown last; `None` before the first comparison.
+fn verdict(scheduler: &Value) -> Option<String> {
+    let ms = |name: &str| scheduler[name].as_f64().unwrap_or_default() / 1e6;
+    let (moving, resting) = (ms("moving_ns"), ms("resting_ns"));
+    let verdict = scheduler["verdict"].as_str().filter(|verdict| ["pays", "even", "loses"].contains(verdict))?;
+    Some(format!("moving {verdict}: {moving:.2} ms, static {resting:.2}"))
 }
 
 /// What only a daemon has to say that leaves a part of its model on disk.
@@ -317,8 +326,7 @@ mod tests {
         numbers.extend([("disk_wait_seconds_total", 64.25 * n), ("ram_budget_bytes", if disk { 8e9 } else { 0.0 })]);
         let layers = json!([{"layer": 127, "predictor": "magnitude", "threshold": 0.123, "hits": 999 * later, "misses": later,
             "resident": 28_671, "slots": 28_672, "filling": 4096, "neurons": 28_672}]);
-        let scheduler =
-            json!({"observed": 1_234_567_890u64, "late": 987_654, "stale": 876_543, "sequences": 64, "moving": true});
+        let scheduler = json!({"observed": 1_234_567_890u64, "late": 987_654, "stale": 876_543, "sequences": 64, "moving": true, "verdict": "pays", "moving_ns": 12_340_000, "resting_ns": 13_450_000});
         Look {
             at: from + Duration::from_secs(later),
             numbers: numbers.into_iter().map(|(name, n)| (name.to_owned(), n)).collect(),
@@ -363,6 +371,7 @@ mod tests {
             "scheduler 1234567890 seen, 987654 late",
             "876543 moves stale",
             "64 sequences",
+            "moving pays: 12.34 ms, static 13.45",
             "28671 of 28672",
             "73.57 GiB of 74.51 GiB",
         ];

@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::engine::ffn::Selection;
 use crate::engine::sparsity::Sparsity;
 use crate::ids::StoreId;
-use crate::scheduler::{LayerTimes, Policy};
+use crate::scheduler::{Comparison, LayerTimes, Policy};
 
 /// A layer whose neurons have been divided between host and device, before its FFN: what the engine knows of it.
 pub struct DividedLayer<'a> {
@@ -110,6 +110,9 @@ pub struct MigratorCounts {
     pub refused: u64,
     /// Sequences whose frequencies are kept.
     pub sequences: u64,
-    /// Whether neurons move now; `false` while the static placement is kept because moving does not pay.
+    /// Whether neurons move now; `false` while the static placement is kept because moving does not pay, or to compare it with moving.
     pub moving: bool,
+    /// What the last comparison of the two has shown.
+    #[serde(flatten)]
+    pub gain: Comparison,
 }
