@@ -321,7 +321,7 @@ const BYTES_OF: [[u8; 8]; 256] = {
     let mut all = [[0; 8]; 256];
     let mut at = 0;
     while at < 256 * 8 {
-        all[at / 8][at % 8] = 255 * (at / 8 >> (at % 8) & 1) as u8;
+        all[at / 8][at % 8] = 255 * (((at / 8) >> (at % 8)) & 1) as u8;
         at += 1;
     }
     all
