@@ -25,7 +25,7 @@ use crate::model::Model;
 use crate::predictor::{Calibration, Predictor};
 use crate::scheduler::sequences::Known;
 use crate::scheduler::thresholds::LossWeight;
-use crate::scheduler::{Comparison, Policy, Rules, Scheduler, Verdict};
+use crate::scheduler::{Comparison, Policy, Rules, Verdict};
 pub use learnt::{Keep, Learner, Learnt};
 use message::{Position, SentDecision, SentObservation};
 use std::sync::Arc;
