@@ -1,5 +1,5 @@
-//! The scheduler beside the engine (DynamicInfer 4.2.2, C.3): it predicts layers ahead and calls [`Scheduler::step`] while the engine
-//! computes.
+//! The scheduler beside the engine (DynamicInfer 4.2.2, C.3): it predicts layers ahead and calls
+//! [`Scheduler::step`](crate::scheduler::Scheduler::step) while the engine computes.
 //!
 //! On a thread of its own, it exchanges observations and decisions with the engine over two rings on which neither waits
 //! ([`crate::cache::exchange`]); what does not fit is dropped and counted. On a virtual clock ([`Latency`]) the same observations and
