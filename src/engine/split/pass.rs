@@ -104,7 +104,7 @@ impl Executor for Split {
             true => self.append(c, l),
             false => self.fetch_qkv(c),
         }
-        if !pass.is_chunk() {
+        if !self.attends {
             self.begin_moves(pass, l);
         }
     }
@@ -120,6 +120,9 @@ impl Executor for Split {
             self.add_attention(c, l);
         }
         self.device.end_sequence();
+        if self.attends {
+            self.begin_moves(pass, l);
+        }
     }
 
     fn select(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Wanted {
@@ -378,10 +381,10 @@ impl Split {
         self.current[l].ffn_ns[Tier::Host] = 0;
     }
 
-    /// Begins the moves that the scheduler has decided, behind the layer's projections: their copies, and the calls that start them, run beside
-    /// attention.
+    /// Begins the moves that the scheduler has decided, behind what the device has of the layer's attention, and outside of the recorded section: their
+    /// copies, and the calls that start them, run beside attention.
     fn begin_moves(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let Some(migrator) = &mut self.migrator else { return };
+        let Some(migrator) = self.migrator.as_mut().filter(|_| !pass.is_chunk()) else { return };
         pass.probe.lap(Stage::Attention);
         migrator.apply(l, true, &mut *self.device, &mut self.cache, frames(&mut pass.cached), pass.sparsity);
         pass.probe.lap(Stage::Scheduler);
