@@ -185,15 +185,20 @@ impl Gain {
         let (moving, resting) = if self.resting { (other, &self.window) } else { (&self.window, other) };
         self.last = compare(moving, resting);
         let Comparison { verdict, moving_ns, resting_ns } = self.last;
-        let loses = verdict == Verdict::Loses;
+        // Each state is left for what is certain: a try after a rest has to show that moves pay, a look at the static placement that they lose.
+        let rests = match verdict {
+            Verdict::Loses => true,
+            Verdict::Pays => false,
+            Verdict::Even | Verdict::Unknown => !self.resting,
+        };
         // The stay that was found right lasts, and the next one longer; the other begins anew.
-        let right = usize::from(loses);
+        let right = usize::from(rests);
         let stay = self.next[right];
         self.next = FIRST;
         self.next[right] = (2 * stay).min(MOST[right]);
         let (moving_ms, resting_ms) = (moving_ns as f64 / 1e6, resting_ns as f64 / 1e6);
         debug!(?verdict, moving_ms, resting_ms, tokens = stay, "moving was compared with the static placement");
-        if loses != self.resting {
+        if rests != self.resting {
             self.turn();
             // Compared already.
             self.other = None;
