@@ -18,7 +18,7 @@ const LATENT: usize = 31;
 const UNSEEN: f64 = 0.12;
 /// How what a look-ahead does not know grows with its layers: with this power. Fitted, with a drift of 0.9, on which share of the active neurons
 /// the true gates of SmolLM2-135M and Qwen2.5-Coder-0.5B find from 1, 2, 3 and 4 layers before among as many of the highest as are active
-/// (runs/2026-11-27-real-traces: means 0.78, 0.72, 0.68, 0.65), in a trace of configs/traces/real.toml.
+/// (runs/2026-11-27-real-traces: means 0.78, 0.71, 0.67, 0.65), in a trace of configs/traces/real.toml.
 const DRIFT_POWER: f64 = 0.59;
 
 /// What trace to make. A file of these settings is a recipe; what it leaves out is as in [`TraceShape::paper`].
