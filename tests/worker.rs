@@ -261,7 +261,7 @@ fn seen(handle: &Handle) -> Seen {
 #[test]
 fn whatever_is_asked_an_answer_waits_for_one_step_of_it_between_two_tokens() {
     // More than the turns until the last answer has begun, by which the first is ahead.
-    const AHEAD: usize = 200;
+    const AHEAD: usize = 300;
     const TOKENS: usize = 3 * AHEAD;
     for (answers, deterministic) in [(1, false), (3, false), (40, false), (1, true), (3, true)] {
         let dir = tempfile::tempdir().unwrap();

@@ -31,8 +31,7 @@ const STEP_MARGIN: f64 = 0.9;
 /// Share of the answers' undisturbed time that steps get at least, however slow the answers are: every text is finished.
 const MIN_ASIDE: f64 = 0.1;
 
-/// Weight of a longer time in [`Timed::least`] while texts wait: the clients of embeddings slow the passes down, and that must not count as
-/// the undisturbed time.
+/// Weight of a longer time in [`Timed::undisturbed`] while texts wait: the clients of embeddings slow the passes down.
 const NEW_IN_COMPANY: f64 = 0.001;
 
 /// A step that reads all weights for a few tokens reads them for more at little cost: it may take this many times as long as one of a
@@ -52,6 +51,8 @@ struct Timed {
     mean: f64,
     /// The same, but down to each time that is below it: a bad moment is forgotten with the next good one.
     least: f64,
+    /// The same, but hardly up while texts wait.
+    undisturbed: f64,
     /// How many went into it.
     count: u64,
     /// The pass that was the last of them.
@@ -67,8 +68,10 @@ impl Timed {
         self.count += 1;
         let weight = NEW.max(1.0 / self.count as f64);
         let rise = if company && self.count > 1 { NEW_IN_COMPANY } else { weight };
-        self.mean += (seconds - self.mean) * weight;
-        self.least = seconds.min(self.least + (seconds - self.least) * rise);
+        let toward = |time: f64, weight: f64| time + (seconds - time) * weight;
+        self.mean = toward(self.mean, weight);
+        self.least = seconds.min(toward(self.least, weight));
+        self.undisturbed = seconds.min(toward(self.undisturbed, rise));
         self.at = at;
     }
 }
@@ -132,7 +135,7 @@ impl Pace {
     pub fn alone(&self, answers: usize, at_once: usize) -> Option<f64> {
         let of = |answers: usize| {
             let timed = self.times[answers];
-            (answers == 0 || timed.count >= TRIALS).then_some(timed.least)
+            (answers == 0 || timed.count >= TRIALS).then_some(timed.undisturbed)
         };
         let (full, rest) = (answers / at_once, answers % at_once);
         let full = if full > 0 { full as f64 * of(at_once)? } else { 0.0 };

@@ -119,9 +119,9 @@ pub fn replay_with(
                 let device = if run.computed == run.truth { hits } else { here(&run.computed) };
                 outcome.add(run.truth.len(), hits, run.computed.len() - device);
                 // A policy that never moves anything need not know.
-                if setting.rules.moves {
-                    decisions(token, layer, run.observe(layer, token, token == first, clock, false));
-                }
+                let moves = setting.rules.moves;
+                let decided = if moves { run.observe(layer, token, token == first, clock, false) } else { &[] };
+                decisions(token, layer, decided);
                 run.pass((1.0 - ATTENTION) * LAYER_NS);
                 clock.now_ns += (1.0 - ATTENTION) * LAYER_NS;
             }
