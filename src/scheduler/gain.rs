@@ -1,10 +1,10 @@
 //! Whether moving neurons pays, by time: tokens while neurons move are compared with tokens while the static placement rests.
 //!
 //! Hits are not time: a move that wins a hit may take more from the link, from host memory and from the engine's thread than the hit
-//! gives. So windows of both kinds take turns, and each is compared with the one before it. Of a window the [`TRIMMED`] share of its shortest and of
-//! its longest tokens is left out, and two windows differ where Yuen's statistic (Welch's of trimmed means) is above [`SURE`]: by chance one in some
-//! forty does. Where moving is slower, the static placement is restored and moving is tried again after a rest, which doubles each time it loses
-//! again. Else moving goes on, and the time until the static placement is looked at again doubles.
+//! gives. So windows of both kinds take turns, and each is compared with the one before it. An eighth of a window's tokens, the shortest, and an
+//! eighth, the longest, are left out, and two windows differ where Yuen's statistic (Welch's of trimmed means) is above 2: by chance one in some
+//! forty does. Where moving is slower, the static placement is restored, and moving is tried again after a rest that doubles with each loss.
+//! Else moving goes on, and the time until the static placement is tried again doubles.
 
 use serde::Serialize;
 use tracing::debug;
@@ -15,7 +15,7 @@ const WINDOW: [usize; 2] = [32, 16];
 const SETTLE: [u32; 2] = [32, 24];
 /// Tokens until the state is left again, at first and at most: while neurons move, and while they rest.
 const FIRST: [u32; 2] = [512, 64];
-const MOST: [u32; 2] = [8192, 2048];
+const MAX: [u32; 2] = [8192, 2048];
 /// Share of a window's tokens that is left out at each end.
 const TRIMMED: f64 = 0.125;
 /// Standard errors by which two windows must differ.
@@ -195,7 +195,7 @@ impl Gain {
         let right = usize::from(rests);
         let stay = self.next[right];
         self.next = FIRST;
-        self.next[right] = (2 * stay).min(MOST[right]);
+        self.next[right] = (2 * stay).min(MAX[right]);
         let (moving_ms, resting_ms) = (moving_ns as f64 / 1e6, resting_ns as f64 / 1e6);
         debug!(?verdict, moving_ms, resting_ms, tokens = stay, "moving was compared with the static placement");
         if rests != self.resting {
