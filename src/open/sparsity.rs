@@ -398,7 +398,7 @@ impl<'a> Found<'a> {
         file.header.kind.parse().map(Some).map_err(|why| Error::bad(path, "kind", why))
     }
 
-    /// Refuses options that would change nothing: a user who gives one expects that it does.
+    /// Refuses options that would change nothing: an option that is given is expected to act.
     fn check_use(&mut self, kinds: &[Option<Kind>], with_device: bool) -> Result<()> {
         let options = self.options;
         let kinds = kinds.iter().map(|kind| kind.map_or_else(|| self.unsaid(), Ok)).collect::<Result<Vec<Kind>>>()?;
