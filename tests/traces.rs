@@ -147,12 +147,20 @@ fn no_damaged_trace_is_believed() {
             Err(other) => panic!("{other}"),
             Ok(trace) => {
                 let good = TraceFile::open(&path).unwrap();
-                for layer in 0..trace.header().layers {
-                    assert_eq!(trace.row(TraceSection::Active, layer, 5), good.row(TraceSection::Active, layer, 5));
+                let tokens = trace.header().texts.iter().map(|text| text.tokens).sum();
+                for section in [TraceSection::Active, TraceSection::Own, TraceSection::Ahead] {
+                    for (layer, token) in (0..trace.header().layers).flat_map(|l| (0..tokens).map(move |t| (l, t))) {
+                        // The first layers have none from layers before.
+                        if section == TraceSection::Ahead && layer < trace.header().ahead {
+                            continue;
+                        }
+                        assert_eq!(trace.row(section, layer, token), good.row(section, layer, token));
+                    }
                 }
             }
         }
     }
+    // All that were cut, and most of the others.
     assert!(refused > 180, "{refused} of 300 were refused");
 }
 
@@ -480,7 +488,7 @@ fn full_closes_half_of_the_gap_and_no_policy_exceeds_the_bound() {
     write_trace(&shape, &path, |_, _| Ok(())).unwrap();
     let trace = TraceFile::open(&path).unwrap();
     let (tokens, texts) = replay::likeness(&trace);
-    assert!((0.69..=0.75).contains(&tokens), "tokens are {tokens} apart");
+    assert!((0.70..=0.75).contains(&tokens), "tokens are {tokens} apart");
     assert!((0.53..=0.60).contains(&texts.unwrap()), "texts are {texts:?} apart");
     let history = frequencies(&trace, |text| text < 4);
     let case = Case { trace: &trace, history: &history, skip: 4 };

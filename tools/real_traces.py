@@ -42,17 +42,16 @@ NEURONS, NEURONS_7B = {"smollm2": 1536, "qwen2.5-coder": 4864}, 11008
 # What keeps full from the bound, and whether other constants would bring it nearer: options of replay.
 CAUSES = {
     "as it is": [],
-    "no guard": ["--no-guard"],
-    "no guard, look-ahead is never wrong": ["--no-guard", "--foreseen"],
-    "no guard, link without limit": ["--no-guard", "--link", 100],
-    "no guard, both": ["--no-guard", "--foreseen", "--link", 100],
-    "no guard, lambda 8": ["--no-guard", "--lambda", 8],
-    "no guard, decay 0.99": ["--no-guard", "--decay", 0.99],
-    "no guard, lambda 8, decay 0.99": ["--no-guard", "--lambda", 8, "--decay", 0.99],
-    "no guard, lambda 25, decay 0.99": ["--no-guard", "--lambda", 25, "--decay", 0.99],
-    "no guard, lambda 8, decay 0.99, margin 0.5": ["--no-guard", "--lambda", 8, "--decay", 0.99, "--margin", 0.5],
-    "no guard, lambda 25, decay 0.99, margin 1": ["--no-guard", "--lambda", 25, "--decay", 0.99, "--margin", 1],
-    "no guard, lambda 25, decay 0.995, margin 1": ["--no-guard", "--lambda", 25, "--decay", 0.995, "--margin", 1],
+    "look-ahead is never wrong": ["--foreseen"],
+    "link without limit": ["--link", 100],
+    "both": ["--foreseen", "--link", 100],
+    "lambda 8": ["--lambda", 8],
+    "decay 0.99": ["--decay", 0.99],
+    "lambda 8, decay 0.99": ["--lambda", 8, "--decay", 0.99],
+    "lambda 25, decay 0.99": ["--lambda", 25, "--decay", 0.99],
+    "lambda 8, decay 0.99, margin 0.5": ["--lambda", 8, "--decay", 0.99, "--margin", 0.5],
+    "lambda 25, decay 0.99, margin 1": ["--lambda", 25, "--decay", 0.99, "--margin", 1],
+    "lambda 25, decay 0.995, margin 1": ["--lambda", 25, "--decay", 0.995, "--margin", 1],
 }
 ROW = ["model", "text", "tokens", "sparsity", "ahead", "placement", "residency", "link", "policy", "on_device", "active", "hits", "moves", "layers",
        "whole", "host"] + [f"{costs}_{part}_us" for costs in COSTS for part in ("ffn", "layer")]

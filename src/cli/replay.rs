@@ -55,9 +55,6 @@ pub struct Args {
     /// Look-ahead is never wrong: what its errors cost is the difference
     #[arg(long, hide_short_help = true)]
     foreseen: bool,
-    /// Moves go on where they lose hits to the static placement
-    #[arg(long, hide_short_help = true)]
-    no_guard: bool,
     /// Weight of a neuron's frequency beside its predicted activation, instead of the policy's own
     #[arg(long, hide_short_help = true)]
     lambda: Option<f32>,
@@ -166,7 +163,7 @@ impl Times {
             let (ffn, layer) = outcome.layer_ns(by);
             Times { costs, ffn_us: ffn / 1e3, layer_us: layer / 1e3 }
         };
-        [("h200", &stage_costs::H200), ("pc", &stage_costs::PC)].map(times).into()
+        [("h200", &stage_costs::h200()), ("pc", &stage_costs::pc())].map(times).into()
     }
 }
 
@@ -245,7 +242,6 @@ pub fn run(args: Args) -> Result<()> {
                 rules.lambda = args.lambda.filter(|_| rules.lambda > 0.0).unwrap_or(rules.lambda);
                 rules.decay = args.decay.unwrap_or(rules.decay);
                 rules.margin = args.margin.unwrap_or(rules.margin);
-                rules.gain &= !args.no_guard;
                 let setting = ReplayOptions {
                     policy,
                     rules,

@@ -6,9 +6,10 @@
 //! CPU are not known, so both have the same threshold, and the policy `full` does what `macro` does. What the tokens would take is said by
 //! fixed costs ([`super::stage_costs`]), which no policy sees.
 
-use super::stage_costs::StageCosts;
+use super::stage_costs::LayerCosts;
 pub use super::trace_run::active;
 use super::trace_run::{Clock, Copies, OwnedDecision, TraceRun};
+use crate::cache::Tier;
 use crate::formats::trace_file::{Header, TraceFile, TraceSection};
 use crate::ids::PublishedId;
 use crate::profile::jaccard_distance;
@@ -74,10 +75,10 @@ impl Outcome {
     }
 
     /// Mean times of a layer, ns: of its FFN's stage, and of all of it.
-    pub fn layer_ns(&self, costs: &StageCosts) -> (f64, f64) {
-        let shared = (self.layers - self.whole) as f64 * costs.shared_ns + self.host as f64 * costs.host_neuron_ns;
-        let all = self.whole as f64 * costs.device_ns + shared + self.moves as f64 * costs.move_ns;
-        let stage = all / self.layers.max(1) as f64;
+    pub fn layer_ns(&self, costs: &LayerCosts) -> (f64, f64) {
+        let (stage, host) = (costs.stage, costs.stage.lanes[Tier::Host]);
+        let shares = (self.layers - self.whole) as f64 * host.fixed_ns + self.host as f64 * host.neuron_ns;
+        let stage = stage.always_ns + (shares + self.moves as f64 * costs.move_ns) / self.layers.max(1) as f64;
         (stage, costs.attention_ns + stage)
     }
 

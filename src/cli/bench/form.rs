@@ -46,7 +46,7 @@ fn products(row: &BenchRow) -> Option<String> {
 /// A token without what a virtual device did on this machine.
 fn net(row: &BenchRow) -> Option<String> {
     let (net, pretended) = (row.net_ms?, row.pretended_ms?);
-    Some(format!("{} (virtual): {net:.2} ms a token without {pretended:.2} of the virtual device's\n", row.test))
+    Some(format!("{} (virtual): {net:.2} ms a token without {pretended:.2} of the device's\n", row.test))
 }
 
 /// Its name in the tables. Times of a virtual device are said to be that in every line that has one.

@@ -61,7 +61,7 @@ impl TraceShape {
             topics: 0,
             tokens_per_text: 200,
             active: 0.10,
-            locality: 0.2,
+            locality: 0.17,
             reuse: 0.0,
             exponent: ALPHA,
             ahead: 1,
