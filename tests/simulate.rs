@@ -312,7 +312,7 @@ fn an_assumption_is_given_up_as_far_as_a_speed_asks_for() {
     let counted = Assumption::Prompt.run(&case, Policy::Full, 0.0).unwrap();
     assert!(near(counted.tokens_per_s * 1.5, all.tokens_per_s));
     // Neurons that the device cannot hold are not there, and only as few as asked for.
-    let half = held(&case, &[Policy::Static, Policy::Macro], 0.5).unwrap().unwrap();
+    let half = held(&case, &[Policy::Static, Policy::Full], 0.5).unwrap().unwrap();
     let [fixed, moving] = &half.outcomes[..] else { panic!("{half:?}") };
     let more = Assumption::NeuronMemory.run(&case, Policy::Static, half.share + 1e-3).unwrap().gpu_share;
     assert!(fixed.1.gpu_share <= 0.5 && 0.5 < more, "{more} with more: {half:?}");
