@@ -1,5 +1,5 @@
 //! The first step that can fail fails, then the second, and so on until none is left: whatever it was, nothing ends the process,
-//! what was there stays, and the next attempt succeeds. (SQLite's way of testing; docs/reliability.md says what it does not reach.)
+//! what was there stays, and the next attempt succeeds. (SQLite's way of testing; docs/serve.md says what it does not reach.)
 
 mod support;
 

@@ -52,7 +52,7 @@ RELEASES = {
     "13.5": ("13.5.37", "13.5.37"),
 }
 PROGRAM = "src/device/cuda/nvrtc.rs"
-DOCUMENTS = ["docs/cuda.md", "kernels/README.md"]
+DOCUMENTS = ["docs/gpu.md", "kernels/README.md"]
 # Makes the embedded PTX: of a version that every driver from 530 on reads.
 OLDEST, PTX_VERSION = "12.1", "8.1"
 # Registers and spills are those of this one.

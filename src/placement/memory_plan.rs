@@ -1,4 +1,4 @@
-//! The plan of what lies on the device and what on the host, within a budget, to the byte. `docs/plan.md` explains the rules.
+//! The plan of what lies on the device and what on the host, within a budget, to the byte. `docs/memory.md` explains the rules.
 
 pub use super::footprint::{Bits, Footprint, streamed_bytes};
 use super::solve::gap;

@@ -1,4 +1,4 @@
-//! Declared experiments: a question, what is varied, and what is expected, in a file that is written before the run (docs/experiments.md).
+//! Declared experiments: a question, what is varied, and what is expected, in a file that is written before the run (docs/predictors.md).
 //! This module knows no model and no command line: it says which arms there are, in which order rows are made, which of them count, and
 //! what they show together.
 
@@ -247,7 +247,7 @@ impl Spec {
 }
 
 fn bad(path: &Path, field: &str, why: &str) -> Error {
-    Error::bad(path, field, format!("{why}; docs/experiments.md says what it holds"))
+    Error::bad(path, field, format!("{why}; docs/predictors.md says what it holds"))
 }
 
 fn settings(table: &toml::Table) -> Arm {
