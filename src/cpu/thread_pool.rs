@@ -29,7 +29,7 @@ struct Shared {
     /// Number of the call's tasks, times 2^32, plus the next to take. Whoever adds one and finds that a task was left has it, whatever the
     /// call was when it looked before.
     tickets: Padded<AtomicU64>,
-    /// Tasks of the call that are done.
+    /// Tasks of the call that are done; before the first call, workers that are ready.
     done: Padded<AtomicUsize>,
     /// The call's closure, type erased; valid while there is a task that was taken and is not done.
     call: AtomicPtr<()>,
@@ -84,7 +84,14 @@ impl ThreadPool {
             })
             // Where the system gives no more threads, those that there are do the work: it is the same, and slower.
             .map_while(std::io::Result::ok)
-            .collect();
+            .collect::<Vec<_>>();
+        // Each thread has waited once before the first parallel call: a first wait allocates.
+        let mut guard = shared.lock.lock();
+        shared.wake_caller.wait_for(&mut guard, Duration::ZERO);
+        while shared.done.0.load(Ordering::Relaxed) < workers.len() {
+            shared.wake_caller.wait(&mut guard);
+        }
+        drop(guard);
         ThreadPool { shared, workers, beside: None }
     }
 
@@ -217,6 +224,12 @@ fn wake(s: &Shared) {
 }
 
 fn work(s: &Shared, thread: usize) {
+    {
+        let mut guard = s.lock.lock();
+        s.wake_workers.wait_for(&mut guard, Duration::ZERO);
+        s.done.0.fetch_add(1, Ordering::Relaxed);
+        s.wake_caller.notify_one();
+    }
     loop {
         let called = || left(s.tickets.0.load(Ordering::SeqCst)) > 0 || s.stop.load(Ordering::SeqCst);
         if !spin_until(s, called) {
