@@ -89,7 +89,7 @@ pub const MAX_COLUMNS: usize = 32;
 pub type Dot = unsafe fn(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize);
 
 /// With fewer columns than this, turning rows of floats for a tile takes longer than the row kernels do.
-const FEWEST_FLOATS: usize = 48;
+const MIN_FLOATS: usize = 48;
 
 /// Rows that [`Kernels::products`] gives a [`Gemm`] at a time.
 const MAX_GEMM_ROWS: usize = 256;
@@ -403,12 +403,12 @@ impl Kernels {
     /// The form in which products of whole matrices of this type take `n` columns.
     pub fn form(&self, quant: Quant, n: usize) -> ManyForm {
         match (self.prefill, self.gemm(quant, Bits::Eight)) {
-            (Prefill::Int8, None) if n >= FEWEST_FLOATS && self.sixteen_for(quant).is_some() => ManyForm::Sixteen,
+            (Prefill::Int8, None) if n >= MIN_FLOATS && self.sixteen_for(quant).is_some() => ManyForm::Sixteen,
             (Prefill::Int8, Some(_)) if n >= self.fewest_codes[quant.index()] => ManyForm::Codes,
             _ if n <= MAX_COLUMNS => ManyForm::Rows,
             (Prefill::Exact, _) => ManyForm::Floats,
             (_, Some(_)) => ManyForm::Codes,
-            (Prefill::Int8, None) if quant.input() != Input::Floats || n < FEWEST_FLOATS => ManyForm::Rows,
+            (Prefill::Int8, None) if quant.input() != Input::Floats || n < MIN_FLOATS => ManyForm::Rows,
             _ => ManyForm::Floats,
         }
     }

@@ -8,7 +8,7 @@ const AT_ONCE: usize = 64;
 /// Bytes of them together, at most.
 const BYTES_AT_ONCE: usize = 16 << 20;
 /// The longest read that is measured: longer ones have the same rate.
-const LONGEST: usize = 1 << 20;
+const MAX_READ: usize = 1 << 20;
 
 /// A disk's costs with many reads under way: a read of b bytes takes `read_us + b / gb_s`. Two measured points give both.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,8 +32,8 @@ impl DiskCosts {
     /// Bytes that nobody wants between two wanted runs, up to which reading all at once takes less time than two reads.
     pub fn gap(&self) -> usize {
         /// Beyond this the threads, not the disk, were slow when it was measured: a busy machine said 2.6 MB, and room for that was asked for.
-        const MOST: usize = 32 << 10;
-        ((self.read_us * self.gb_s * 1e3) as usize).min(MOST)
+        const MAX_BYTES: usize = 32 << 10;
+        ((self.read_us * self.gb_s * 1e3) as usize).min(MAX_BYTES)
     }
 
     /// Microseconds that a read of so many bytes takes among others.
@@ -51,7 +51,7 @@ impl DiskCosts {
     /// `None` where the span is too short to say anything, or reads fail.
     pub fn measure(disk: &mut dyn Disk, first: u64, span: u64, bytes: usize) -> Option<DiskCosts> {
         let (small, large) =
-            (disk.align().max(4096), bytes.clamp(DiskCosts::OF_NEURONS, LONGEST).next_multiple_of(disk.align()));
+            (disk.align().max(4096), bytes.clamp(DiskCosts::OF_NEURONS, MAX_READ).next_multiple_of(disk.align()));
         if span < (16 * large) as u64 {
             return None;
         }

@@ -30,7 +30,7 @@ mod strips;
 pub use blocks::{LayerBlocks, MAX_UNITS, Run, STRIP_READ, units_of};
 pub use fault::{ReadFault, Unread};
 pub use plan::{Arriving, Round};
-pub use reads::{MOST_AHEAD, ReadCounts};
+pub use reads::{MAX_AHEAD, ReadCounts};
 pub use rehearsal::{BEFORE, COUNTED, Rehearsal, Rehearsed};
 pub use strips::Strip;
 
@@ -68,7 +68,7 @@ pub struct HostCacheOptions {
     pub together: bool,
     /// Whether what is there is computed while the rest is read.
     pub overlap: bool,
-    /// For how many layers ahead neurons may be asked for, up to [`MOST_AHEAD`]; 0: none are.
+    /// For how many layers ahead neurons may be asked for, up to [`MAX_AHEAD`]; 0: none are.
     pub ahead: usize,
     /// What reads cost.
     pub costs: DiskCosts,
@@ -251,7 +251,7 @@ impl HostCache {
         options: HostCacheOptions,
     ) -> io::Result<HostCache> {
         let align = disk.align();
-        assert!(options.ahead <= MOST_AHEAD, "nobody looks ahead so far");
+        assert!(options.ahead <= MAX_AHEAD, "nobody looks ahead so far");
         let shares = Shares::of(layers, neurons, align, &options);
         let most = HALF.max(least_half(layers, neurons, align, options.costs.gap()));
         let landing = Memory::new(2 * most + (options.ahead + 1) * most / 2, shares.landing())?;
@@ -293,7 +293,7 @@ impl HostCache {
             half: 0,
             gap: 0,
             plan: Plan::new(neurons, most_pieces),
-            aheads: (0..MOST_AHEAD + 1).map(|_| Ahead::new(neurons, most_pieces)).collect(),
+            aheads: (0..MAX_AHEAD + 1).map(|_| Ahead::new(neurons, most_pieces)).collect(),
             strips: Strips::default(),
             layer: 0,
             begun: None,
@@ -545,6 +545,6 @@ impl Frames for HostCache {
 impl Drop for HostCache {
     fn drop(&mut self) {
         // The kernel writes to the memory until then.
-        (0..=MOST_AHEAD).for_each(|ahead| self.reads.finish(ahead));
+        (0..=MAX_AHEAD).for_each(|ahead| self.reads.finish(ahead));
     }
 }

@@ -54,9 +54,9 @@ pub struct ReadCounts {
 }
 
 /// Layers that are looked ahead to, at most.
-pub const MOST_AHEAD: usize = 3;
+pub const MAX_AHEAD: usize = 3;
 /// The layer at hand, and those.
-const LISTS: usize = MOST_AHEAD + 1;
+const LISTS: usize = MAX_AHEAD + 1;
 
 /// Reads, list by list in the order in which they begin.
 pub struct Reads {

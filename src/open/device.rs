@@ -96,7 +96,7 @@ pub struct DeviceOptions {
     /// Tokens of a prompt that go through together, one of [`CHUNKS`](crate::engine::session::CHUNKS); `None` takes the plan's choice, and [`CHUNK`] with `deterministic`. With
     /// `deterministic` and `live` no more than [`CHUNK`].
     pub chunk: Option<usize>,
-    /// Parts in which a chunk of a dense model's prompt goes, 1 to [`MOST_PARTS`](crate::engine::split::parts::MOST_PARTS); `None` takes as many as take the least time by the machine's
+    /// Parts in which a chunk of a dense model's prompt goes, 1 to [`MAX_PARTS`](crate::engine::split::parts::MAX_PARTS); `None` takes as many as take the least time by the machine's
     /// rates.
     pub parts: Option<usize>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.

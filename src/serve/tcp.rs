@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 /// Printable characters of a token, at least.
 const SHORTEST_TOKEN: usize = 16;
 /// Characters of a file that are read as a token, at most.
-const LONGEST_TOKEN: u64 = 4096;
+const MAX_TOKEN: u64 = 4096;
 
 /// The address that `--listen` means: `8093`, `:8093`, `localhost:8093`, `127.0.0.1:8093` or `[::1]:8093`.
 ///
@@ -84,7 +84,7 @@ fn read(path: &Path, remedy: &str) -> Result<String> {
         return Err(Error::Usage(format!("{shown}: {why}; remove the file, or the other names")));
     }
     let mut text = String::new();
-    file.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(Error::io("read", path))?;
+    file.take(MAX_TOKEN).read_to_string(&mut text).map_err(Error::io("read", path))?;
     checked(path, &text)
 }
 
