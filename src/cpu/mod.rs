@@ -137,7 +137,7 @@ fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Takes bytes out of all caches: who reads them next reads memory. Only on x86-64, where there are kernels that memory holds back.
+/// Evicts these bytes from the CPU's caches, so that the next read comes from memory. Only on x86-64, whose kernels are limited by memory.
 pub fn flush(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the lines are readable, and every processor has the instructions.

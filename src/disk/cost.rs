@@ -29,7 +29,7 @@ impl DiskCosts {
         DiskCosts { read_us: (small_us - small as f64 * us_per_byte).max(0.0), gb_s: 1e-3 / us_per_byte }
     }
 
-    /// Bytes that nobody wants between two wanted runs, up to which reading all at once takes less time than two reads.
+    /// Unwanted bytes between two wanted runs, up to which reading all at once takes less time than two reads.
     pub fn gap(&self) -> usize {
         /// Beyond this the threads, not the disk, were slow when it was measured: a busy machine said 2.6 MB, and room for that was asked for.
         const MAX_BYTES: usize = 32 << 10;
@@ -143,7 +143,7 @@ mod tests {
         let us = |bytes: usize, gb_s: f64| bytes as f64 / (gb_s * 1e3);
         let costs = DiskCosts::from_points((4096, us(4096, 0.27)), (24576, us(24576, 0.9)));
         assert!((costs.read_us - 12.7).abs() < 0.5 && (costs.gb_s - 1.69).abs() < 0.1, "{costs:?}");
-        // One neuron of 12 KiB that nobody wants may be read along, two may not.
+        // One unwanted neuron of 12 KiB may be read along, two may not.
         assert!((12_288..24_576).contains(&costs.gap()), "{}", costs.gap());
         let two_reads = 2.0 * costs.us(12_288);
         assert!(costs.us(3 * 12_288) < two_reads && costs.us(4 * 12_288) > two_reads);

@@ -62,7 +62,7 @@ impl HostCache {
             }
         }
         let listed = reads.listed(ahead);
-        // SAFETY: frames that are filled and this layer's region are nobody else's until its turn has ended.
+        // SAFETY: frames that are filled and this layer's region are not used by others until its turn has ended.
         unsafe { reads.allow(ahead, listed) };
     }
 
@@ -105,8 +105,8 @@ impl HostCache {
         ahead.layer = None;
     }
 
-    /// Takes what was asked for ahead into the layer's turn: slots of neurons that are not needed after all, and that nobody will copy to
-    /// their frames, are freed.
+    /// Takes what was asked for ahead into the layer's turn: slots of neurons that are not needed after all, and that will not be
+    /// copied to their frames, are freed.
     pub(super) fn take_over(&mut self, place: usize) {
         let HostCache { layers, aheads, needed, filling, layer, .. } = self;
         for f in aheads[place].filling.drain(..) {

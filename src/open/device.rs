@@ -40,7 +40,7 @@ pub enum DeviceKind {
     Virtual,
 }
 
-/// Who predicts what the layers ahead will need.
+/// The processor that predicts what the layers ahead will need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookaheadOn {
     /// The scheduler, on a core of its own.
@@ -101,7 +101,7 @@ pub struct DeviceOptions {
     pub parts: Option<usize>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
     pub lookahead: Option<usize>,
-    /// Who predicts the layers ahead, where the engine has not done so to choose neurons.
+    /// The processor that predicts the layers ahead, where the engine has not done so to choose neurons.
     pub lookahead_on: LookaheadOn,
     /// Use one threshold for device and CPU, so that the text does not depend on where neurons lie; with `live` nothing moves, either.
     pub deterministic: bool,

@@ -23,8 +23,8 @@ const LEFT_TO_OTHERS: u64 = 20;
 /// How neurons are kept in memory that do not all fit: values of one way of working, for comparisons.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RamOptions {
-    /// Who stays; `None` is what was measured to be the fastest: two queues for experts, and for neurons our importance (`full`), which finds more
-    /// of them and moves fewer (`runs/2026-11-24-ram-sweep`).
+    /// Which neurons stay; `None` is the policy that measured fastest: two queues for experts, and for neurons our importance (`full`),
+    /// which finds more of them and moves fewer (`runs/2026-11-24-ram-sweep`).
     pub policy: Option<Policy>,
     /// Whether neighbours are read together where that pays.
     pub together: bool,

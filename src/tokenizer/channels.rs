@@ -53,7 +53,7 @@ impl Channel {
             Some((at, token)) if token == channel => Channel::Head(name(&prompt[at + 1..])),
             Some((at, token)) if token == message => {
                 let head = marker(&prompt[..at]).filter(|&before| prompt[before] == channel);
-                // Without a channel it is somebody's text.
+                // Without a channel it is a message of the prompt.
                 Channel::Text { shown: head.is_none_or(|before| is_final(&name(&prompt[before + 1..at]))) }
             }
             _ => Channel::None,

@@ -63,7 +63,7 @@ mod tests {
         // What has come has been computed once, on the CPU or here, and goes before what was computed twice.
         story.token(&[5]);
         assert_eq!(story.needs(&[6]), [0, 6, 2]);
-        // Who is needed stays, however seldom it was.
+        // A needed neuron stays, however seldom it was needed.
         assert_eq!(story.needs(&[6, 7]), [0, 6, 7]);
     }
 
