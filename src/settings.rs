@@ -76,7 +76,7 @@ pub const KEYS: [Key; 41] = [
         Kind::Choice(&["unix", "all", "off"]),
         "\"unix\"",
         true,
-        "who may change models, budget, policy and thresholds: unix for who may open the socket, all for TCP as well, off for nobody",
+        "who may change models, budget, policy and thresholds: unix (clients of the socket), all (clients over TCP, too) or off (no client)",
     ),
     key(
         "serve.ui",
@@ -170,7 +170,7 @@ pub const KEYS: [Key; 41] = [
         Kind::Whole(1, 3600),
         "15",
         true,
-        "seconds after which a silent stream gets a comment, so that nobody takes it for dead",
+        "seconds after which a silent stream sends a comment, so that clients and proxies keep it open",
     ),
     key(
         "serve.drain_seconds",
@@ -280,7 +280,7 @@ pub const KEYS: [Key; 41] = [
 /// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody has set it: the value is [`Key::default`].
+    /// It is not set: the value is [`Key::default`].
     Default,
     /// This configuration file.
     File(PathBuf),

@@ -44,13 +44,13 @@ const MASK_STACK: usize = 1 << 20;
 /// Processor time of a trial: 4,096 required names take half of it, an ordinary schema some milliseconds.
 const MAX_TRIAL: Duration = Duration::from_secs(2);
 /// Resident memory in bytes that a trial may take; the daemon needs as much again when it compiles.
-const LARGEST: u64 = 128 << 20;
+const MAX_MEMORY: u64 = 128 << 20;
 
 static TRIAL: Work = Work {
     argument: CHILD_ARGUMENT,
     doing: "compiling",
     // The schema, and whether all of it is wanted.
-    longest_request: super::schema_bounds::LONGEST + 64,
+    longest_request: super::schema_bounds::MAX_SCHEMA_BYTES + 64,
     // What is left out, of which JSON may write a byte as six, and a message.
     longest_answer: 8 * MAX_LEFT_OUT,
     // Stacks and allocators' reservations among it.
@@ -114,7 +114,7 @@ struct Question<S> {
 }
 
 /// Compiles the schemas of requests for one model, after a trial in a child process. One trial runs at a time, because each may take a core
-/// and `LARGEST` bytes.
+/// and `MAX_MEMORY` bytes.
 pub struct Schemas {
     children: Arc<Children>,
     tokenizer: Arc<Tokenizer>,
@@ -365,7 +365,9 @@ pub fn trial(schema: &Value, strict: bool, mut told: impl FnMut(&[u8]) + Send) -
     }
     with_stack(MASK_STACK, move || WAYS.iter().try_for_each(|way| grammar.clone().walk(way, MAX_POINTER, &mut told)))??;
     match status_bytes("VmHWM:").unwrap_or(0).saturating_sub(before) {
-        more if more > LARGEST => Err(weighed(schema, &format!("it takes more than {} MiB of memory", LARGEST >> 20))),
+        more if more > MAX_MEMORY => {
+            Err(weighed(schema, &format!("it takes more than {} MiB of memory", MAX_MEMORY >> 20)))
+        }
         _ => Ok(left_out),
     }
 }

@@ -4,7 +4,7 @@ use crate::error::excerpt;
 use serde_json::Value;
 
 /// Bytes of JSON, at most: a schema is part of a request, and the largest in use have some 100 KB.
-pub const LONGEST: usize = 256 << 10;
+pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
 /// Lists and objects nested within each other, at most; a level of the schema itself takes two ("properties", the name).
 pub const DEEPEST: usize = 64;
 /// Values (lists, objects, numbers, texts) in the whole schema, at most.
@@ -45,8 +45,8 @@ pub fn check(schema: &Value) -> Result<(), String> {
         Ok(())
     })?;
     let bytes = schema.to_string().len();
-    if bytes > LONGEST {
-        return Err(format!("it has {bytes} bytes; at most {LONGEST} are taken"));
+    if bytes > MAX_SCHEMA_BYTES {
+        return Err(format!("it has {bytes} bytes; at most {MAX_SCHEMA_BYTES} are taken"));
     }
     Ok(())
 }
@@ -125,7 +125,7 @@ mod tests {
         let block: Vec<u32> = (0..MAX_ENTRIES as u32).collect();
         let blocks = json!({"a": block, "b": block, "c": block, "d": block});
         assert!(check(&blocks).unwrap_err().contains("more than 16384 values"));
-        assert!(check(&json!({"const": "x".repeat(LONGEST)})).unwrap_err().contains("bytes"));
+        assert!(check(&json!({"const": "x".repeat(MAX_SCHEMA_BYTES)})).unwrap_err().contains("bytes"));
         assert_eq!(check(&json!({"type": "object", "properties": {"a": {"enum": block}}})), Ok(()));
     }
 

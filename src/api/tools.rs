@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// Functions of a request, at most: OpenAI's limit.
 const MAX_FUNCTIONS: usize = 128;
 /// Bytes of a function's name, at most: OpenAI's limit.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME: usize = 64;
 
 /// The functions that an answer may call.
 #[derive(Clone, Debug)]
@@ -139,11 +139,11 @@ fn checked((i, tool): (usize, Tool)) -> Result<Function, ApiError> {
 /// 400 that names the field.
 pub fn check_name(field: &str, name: &str) -> Result<(), ApiError> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
-    if (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain) {
+    if (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(plain) {
         return Ok(());
     }
     let name = excerpt(name);
-    let message = format!("'{name}' is no name of a function: take 1 to {LONGEST_NAME} letters, digits, _ and -");
+    let message = format!("'{name}' is no name of a function: take 1 to {MAX_NAME} letters, digits, _ and -");
     Err(ApiError::field(field, message))
 }
 

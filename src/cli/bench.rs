@@ -142,7 +142,7 @@ fn print(rows: &[Row], output: Output) -> Result<()> {
 /// What was measured before Ctrl-C came.
 fn print_so_far(rows: &[Row], output: Output) {
     if !rows.is_empty() {
-        // Nobody is left to tell if it cannot be written.
+        // A failure to write cannot be reported anywhere any more.
         let _ = print(rows, output);
         eprintln!("{} rows were measured before it was stopped", rows.len());
     }

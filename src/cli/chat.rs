@@ -205,7 +205,7 @@ fn talk_on(talk: &mut ChatSession, remembered: usize, history: Option<&Path>) ->
 
 type LineEditor = Editor<Typed, FileHistory>;
 
-/// What has been typed of the line so far: an editor tells it only to who may have a hint for it, and forgets it on Ctrl-C.
+/// The line typed so far: an editor passes it only to its hinter, and forgets it on Ctrl-C.
 #[derive(Default)]
 struct Typed(RefCell<String>);
 

@@ -1,4 +1,4 @@
-//! Who answers a chat: the daemon, or an engine in this process.
+//! The backend of a chat: the daemon, or an engine in this process.
 
 use super::daemon_verbs::{Asked, budget_of};
 use super::serve::ModelLoader;

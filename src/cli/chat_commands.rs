@@ -164,11 +164,11 @@ fn save(talk: &ChatSession, path: &str) -> Result<()> {
     }
     let turns: Vec<Value> = talk.turns.iter().map(|(user, assistant)| json!([user, assistant])).collect();
     let text = json!({"model": talk.name, "system": talk.system, "set": talk.set, "turns": turns}).to_string();
-    // What was said is nobody else's to read.
+    // A conversation is private to its user.
     let path = Path::new(path);
     let mut options = std::fs::File::options();
     options.write(true).create(true).truncate(true).mode(0o600);
-    // A pipe that nobody reads is an error, and not waited for.
+    // A pipe without a reader is an error, and not waited for.
     let file = options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io("write", path))?;
     super::print(&format!("{} turns are in {}\n", talk.turns.len(), printable(&path.to_string_lossy())))

@@ -8,8 +8,8 @@ use crate::interrupt;
 use serde_json::{Map, Value, json};
 
 const MAX_TOKENS: &str = "max_tokens";
-/// Shares of the context. What is said so far takes at most the first, and an answer at most the second where nobody says how long it may
-/// be: a model that finds no end would leave no room for the next question, and an eighth is left for it.
+/// Shares of the context. The conversation so far takes at most the first, and an answer without a limit at most the second: a model that
+/// finds no end would leave no room for the next question, and an eighth is left for it.
 const MAX_SAID: f64 = 0.625;
 const MAX_ANSWER: f64 = 0.25;
 /// So much is left of what was said when turns have to leave: the keys of what stays are then found again for some turns.

@@ -185,7 +185,7 @@ fn end(path: &Path) -> Result<Pid> {
     if !socket::is_held(path)? {
         // Of a socket that systemd has handed over, the kernel names systemd.
         return Err(Error::NoDaemon(format!(
-            "what listens at {at} (process {pid}) has no lock there and is left alone; end it with who started it: systemctl stop"
+            "process {pid} listens at {at}, but holds no lock there; stop it with the program that started it, such as systemctl stop"
         )));
     }
     if peer.uid != rustix::process::geteuid() {

@@ -60,8 +60,8 @@ pub struct DeviceArgs {
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
     #[arg(long, value_name = "LAYERS")]
     pub lookahead: Option<usize>,
-    /// Who predicts the layers ahead: the scheduler on a core of its own, or the device, which takes memory there. With --ahead as
-    /// large as --lookahead, one prediction serves for both
+    /// Processor that predicts the layers ahead: the scheduler's own core, or the device, which needs memory for it. With --ahead as
+    /// large as --lookahead, one prediction serves both
     #[arg(long, value_enum, default_value_t = LookaheadOnArg::Scheduler, hide_short_help = true)]
     pub lookahead_on: LookaheadOnArg,
     /// One threshold for device and CPU, so that the text does not depend on what lies where; in the daemon nothing moves, either, so

@@ -154,7 +154,7 @@ fn faster_with_avx2(trial: &mut Trial<'_>, kernels: &(&'static str, Kernels)) ->
     faster.map(|choice| format!("{}: {}", choice.quant.name(), choice.describe(&both))).collect()
 }
 
-/// Who has the socket, and whether it answers.
+/// Which process has the socket, and whether it answers.
 fn daemon(path: &Path, args: &Args) -> Result<(&'static str, String)> {
     let at = path.display();
     let held = match socket::check_default_dir(path).and_then(|()| socket::is_held(path)) {

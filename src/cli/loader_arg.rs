@@ -82,7 +82,7 @@ impl LoaderArgs {
             let origin = settings.origin("engine.prefill");
             Error::Usage(format!("engine.prefill ({origin}): take exact, int8 or int8-per-tensor"))
         })?;
-        // Zero stands for what nobody has set.
+        // Zero stands for a setting that is not set.
         let set = |key: &str| Some(settings.whole(key) as usize).filter(|&n| n > 0);
         let deterministic = self.device.deterministic || settings.switch("serve.deterministic");
         let device = self.device.or_settings(settings)?.options()?;

@@ -179,7 +179,7 @@ pub fn main() -> ExitCode {
         // The reader of our output has gone; it has what it wanted.
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            // Whoever cannot read it has the exit status.
+            // Where stderr is closed, the exit status remains.
             eprintln!("dynamicinfer: {error}");
             ExitCode::from(error.exit_code())
         }
@@ -281,7 +281,7 @@ fn log(daemon: bool) {
     };
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     let subscriber = subscriber.log_internal_errors(false);
-    // Colours are for who looks at it now; in a file they are rubbish between the words.
+    // Colours are for a terminal; in a file they are rubbish between the words.
     let subscriber = if std::io::stderr().is_terminal() { subscriber } else { subscriber.with_ansi(false) };
     let _ = subscriber.try_init();
 }

@@ -56,7 +56,7 @@ pub struct EngineArgs {
     #[arg(long, hide = true, value_delimiter = ',', value_enum)]
     pub ram_without: Vec<RamPart>,
     /// For how many layers ahead neurons are asked for from disk [default: 1 where the predictor was made for that]
-    #[arg(long, hide = true, value_name = "LAYERS", value_parser = clap::value_parser!(u8).range(1..=RamOptions::MOST_AHEAD as i64))]
+    #[arg(long, hide = true, value_name = "LAYERS", value_parser = clap::value_parser!(u8).range(1..=RamOptions::MAX_AHEAD as i64))]
     pub ram_lookahead: Option<u8>,
     /// Instruction set: avx512, avxvnni, avx2 or portable [default: the best there is]
     #[arg(long, hide = true, value_parser = parse_isa)]

@@ -35,7 +35,7 @@ pub(super) struct Asked<'a> {
     pub parallel: usize,
     /// Machine-readable.
     pub json: bool,
-    /// Who stays in memory, where that is not to be what `run` does by itself.
+    /// Which neurons stay in memory; `None` is the default of `run`.
     pub policy: Option<Policy>,
     /// Tokens that were recorded, in place of drawn ones.
     pub trace: Option<&'a Path>,

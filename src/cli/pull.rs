@@ -88,7 +88,7 @@ fn announce(hub: &Hub, name: &Name, listing: &Listing, cache: &Path) -> Result<(
     Ok(())
 }
 
-/// Fetches and checks one file. A file that was here is checked, too: who fetched it may not have done so.
+/// Fetches and checks one file. A file that already exists is checked, too: another program may have fetched it without.
 fn pull(hub: &Hub, name: &Name, listing: &Listing, file: &HubFile) -> Result<()> {
     let shown = printable(&file.name);
     let progress = Progress::new(format!("fetching {shown}"), Unit::Bytes);

@@ -62,7 +62,7 @@ impl SamplingArgs {
         Ok(params)
     }
 
-    /// What was typed, as fields of a request; what nobody has said is left to who answers.
+    /// The options given, as fields of a request; the answering engine sets the others.
     ///
     /// # Errors
     /// [`Error::Usage`] for a figure that is out of range.
@@ -86,7 +86,7 @@ impl SamplingArgs {
     }
 }
 
-/// The sampler's settings in the files, for who answers requests that do not say them.
+/// The sampler's settings in the configuration files, for requests that do not set them.
 ///
 /// # Errors
 /// [`Error::Usage`] for a figure that is out of range.

@@ -57,7 +57,7 @@ pub fn run(args: Args) -> Result<()> {
     let config = args.config.clone();
     let settings = flags.settings(config.as_deref())?;
     let loader = ModelLoader { args: args.engine, trace: args.trace, named: args.model };
-    // Nobody may be there to read it, or the disk that it goes to may be full: that is no reason to stop.
+    // A closed stderr or a full disk behind it is no reason to stop.
     let say = |text: &str| eprintln!("{text}");
     serve::run(settings, Arc::new(loader), move || flags.settings(config.as_deref()), say)
 }

@@ -366,7 +366,7 @@ fn as_published(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
     if let Ok(trace) = TraceFile::open(&path) {
         return Ok(trace);
     }
-    // Nobody else's trial is measured.
+    // The trial of another process is not measured.
     let trial = kept(&format!("trial-{}", std::process::id()))?;
     let progress = Progress::new(format!("calibrating a trace, {}", super::human_bytes(shape.bytes())), Unit::Tokens);
     let shape = calibrate(&shape, |shape| {

@@ -10,7 +10,7 @@ use std::path::Path;
 const REMEDY: &str = "make it again with `dynamicinfer measure --save NAME`";
 /// Most bytes of a file that is read. A profile has some ten lines, a kilobyte at most, and TOML takes up to a hundred times its length
 /// in memory while it is read.
-const LONGEST: usize = 16 << 10;
+const MAX_BYTES: usize = 16 << 10;
 /// GB/s and GFLOP/s that no machine reaches, and microseconds (ten seconds) that no call takes: a figure beyond them has a wrong unit.
 const FASTEST_GB_S: f64 = 1e6;
 const FASTEST_GFLOPS: f64 = 1e6;
@@ -230,7 +230,7 @@ impl MachineProfile {
     pub fn read(path: &Path) -> Result<MachineProfile> {
         let file = MappedFile::open(path)?;
         let bad = |field: &str, why: String| bad(path, field, why);
-        if file.bytes().len() > LONGEST {
+        if file.bytes().len() > MAX_BYTES {
             return Err(bad("", "too long for a machine profile".into()));
         }
         let text = std::str::from_utf8(file.bytes()).map_err(|_| bad("", "is not text".into()))?;

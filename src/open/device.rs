@@ -40,7 +40,7 @@ pub enum DeviceKind {
     Virtual,
 }
 
-/// Who predicts what the layers ahead will need.
+/// The processor that predicts what the layers ahead will need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookaheadOn {
     /// The scheduler, on a core of its own.
@@ -96,12 +96,12 @@ pub struct DeviceOptions {
     /// Tokens of a prompt that go through together, one of [`CHUNKS`](crate::engine::session::CHUNKS); `None` takes the plan's choice, and [`CHUNK`] with `deterministic`. With
     /// `deterministic` and `live` no more than [`CHUNK`].
     pub chunk: Option<usize>,
-    /// Parts in which a chunk of a dense model's prompt goes, 1 to [`MOST_PARTS`](crate::engine::split::parts::MOST_PARTS); `None` takes as many as take the least time by the machine's
+    /// Parts in which a chunk of a dense model's prompt goes, 1 to [`MAX_PARTS`](crate::engine::split::parts::MAX_PARTS); `None` takes as many as take the least time by the machine's
     /// rates.
     pub parts: Option<usize>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
     pub lookahead: Option<usize>,
-    /// Who predicts the layers ahead, where the engine has not done so to choose neurons.
+    /// The processor that predicts the layers ahead, where the engine has not done so to choose neurons.
     pub lookahead_on: LookaheadOn,
     /// Use one threshold for device and CPU, so that the text does not depend on where neurons lie; with `live` nothing moves, either.
     pub deterministic: bool,

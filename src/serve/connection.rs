@@ -21,7 +21,7 @@ use tower::ServiceExt;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
 
-/// Who is at the other end.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// A process of this machine that may open the socket.
@@ -72,7 +72,7 @@ pub async fn serve(
     daemon.counters.connections.add(1);
     let seconds = |name| Duration::from_secs(daemon.settings().whole(name));
     let (stall, patience) = (seconds("serve.stall_seconds"), seconds("serve.token_seconds"));
-    // Who could open the socket has shown it.
+    // A client that could open the socket needs no token.
     let entered = Entered(Arc::new(matches!(peer, Peer::Unix { .. }).into()));
     let enters = entered.clone();
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {

@@ -260,7 +260,7 @@ impl Daemon {
     /// # Errors
     /// As [`Daemon::ready`].
     pub fn begin(&self) -> Result<UnderWay, ApiError> {
-        // Under the lock: who takes the model's place afterwards sees this request.
+        // Under the lock: a model that is loaded afterwards sees this request.
         let state = self.state.read();
         let loaded = self.answering(&state)?;
         loaded.under_way.send_modify(|requests| *requests += 1);

@@ -209,7 +209,7 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     says_once(request)?;
     let peer = request.extensions().get::<Peer>();
     match peer {
-        // Whoever may open the socket may use it: the file's mode decides.
+        // A client that may open the socket may use it: the file's mode decides.
         Some(Peer::Unix { .. }) => Ok(()),
         Some(Peer::Tcp(_)) => admit_tcp(daemon, request),
         None => Err(ApiError::new(500, "a connection without a peer")),
@@ -312,7 +312,7 @@ async fn health(State(daemon): Shared, request: Request) -> Response {
             Refusal(ApiError::new(503, "the engine has failed").code("engine_failed")).into_response()
         }
         ModelState::Failed(why) => {
-            // Over TCP no token was shown, and the reason has paths in it; /ready tells it to who has one.
+            // Over TCP no token was checked, and the reason contains paths; /ready gives it to clients with a token.
             let why = if local { why } else { "the model cannot be used".into() };
             Refusal(ApiError::new(503, why).code("model_failed")).into_response()
         }

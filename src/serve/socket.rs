@@ -1,8 +1,8 @@
-//! The daemon's Unix socket: who may use it, whether another daemon has it, and what earlier daemons left behind.
+//! The daemon's Unix socket: which users may open it, whether another daemon has it, and what earlier daemons left behind.
 //!
-//! A lock file beside it, held as long as the process lives, decides between two daemons that start at once; a socket whose lock nobody
-//! holds is a leftover. Others may be able to write to the directory, so nothing found there is trusted: the lock is opened only if it is
-//! this user's own file, and who listens is asked of the kernel.
+//! A lock file next to it, held as long as the process lives, decides between two daemons that start at once; a socket whose lock is free
+//! is a leftover. Other users may be able to write to the directory, so nothing found there is trusted: the lock is opened only if it is
+//! this user's own file, and the kernel tells which process listens.
 
 use crate::error::{Error, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -48,7 +48,7 @@ pub struct Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // If somebody removed our file, another daemon may have put its own there. The inode is not reused as long as the listener is open.
+        // If our file was removed, another daemon may have created its own. The inode is not reused as long as the listener is open.
         // The lock file stays: without it, two daemons could hold locks on different files of one name.
         if identity(&self.path).is_ok_and(|file| file == self.file) {
             let _ = std::fs::remove_file(&self.path);
@@ -76,7 +76,7 @@ pub fn bind(path: &Path) -> Result<Bound> {
     make_private_dir(path)?;
     let lock = lock(path)?;
     match std::fs::symlink_metadata(path) {
-        // Nobody holds the lock, so nobody who keeps the rules listens; somebody who does not keep them may.
+        // The lock is free, so no daemon listens; another program may.
         Ok(there) if there.file_type().is_socket() => {
             if UnixStream::connect(path).is_ok() {
                 return Err(Error::Running(format!(
@@ -109,8 +109,8 @@ fn make_private_dir(path: &Path) -> Result<()> {
     check_default_dir(path)
 }
 
-/// Checks that nobody else can listen at `path` if it is the default one: others may have made its directory below /tmp first, and whoever
-/// listens there reads what this user asks. A path that somebody chose, and a directory that is not there, are not looked at.
+/// Checks that no other user can listen at `path` if it is the default one. Another user may have made its directory below /tmp first, and
+/// would then read this user's requests. A path given by the user, and a missing directory, are not checked.
 ///
 /// # Errors
 /// [`Error::Usage`] with what is wrong with the directory; [`Error::Io`].
@@ -173,8 +173,7 @@ fn lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Opens a lock file if it is this user's own: through a link somebody else's file would be written, and files of others can be changed by
-/// them.
+/// Opens a lock file if it is this user's own: a link could lead to another user's file, and other users can change files that they own.
 fn open_lock(path: &Path, how: OFlags) -> Result<File> {
     // NONBLOCK: opening a pipe does not wait.
     let flags = how | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -219,7 +218,7 @@ pub fn is_held(path: &Path) -> Result<bool> {
     }
 }
 
-/// The process that listens at `path`, as the kernel knows it and no file claims; `None` if nobody does.
+/// The process that listens at `path`, as the kernel reports it; `None` if none does.
 pub fn listener(path: &Path) -> Option<UCred> {
     rustix::net::sockopt::socket_peercred(UnixStream::connect(path).ok()?).ok()
 }

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 /// Printable characters of a token, at least.
 const SHORTEST_TOKEN: usize = 16;
 /// Characters of a file that are read as a token, at most.
-const LONGEST_TOKEN: u64 = 4096;
+const MAX_TOKEN: u64 = 4096;
 
 /// The address that `--listen` means: `8093`, `:8093`, `localhost:8093`, `127.0.0.1:8093` or `[::1]:8093`.
 ///
@@ -68,7 +68,7 @@ pub fn token(settings: &Settings) -> Result<(String, Option<PathBuf>)> {
     Ok((read(&path, "remove the file, and a new one is made at the next start")?, Some(path)))
 }
 
-/// The token in a file, which nobody else may be able to read or change; `remedy` says what to do where somebody can read it.
+/// The token in a file that only this user can read and change; `remedy` says what to do where other users can read it.
 fn read(path: &Path, remedy: &str) -> Result<String> {
     let (file, meta) = open_regular(path)?;
     let shown = path.display();
@@ -84,7 +84,7 @@ fn read(path: &Path, remedy: &str) -> Result<String> {
         return Err(Error::Usage(format!("{shown}: {why}; remove the file, or the other names")));
     }
     let mut text = String::new();
-    file.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(Error::io("read", path))?;
+    file.take(MAX_TOKEN).read_to_string(&mut text).map_err(Error::io("read", path))?;
     checked(path, &text)
 }
 
@@ -108,9 +108,9 @@ fn fresh() -> Result<String> {
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// Writes a token to a file that only this user can read. Of two daemons that start at once the first one's token stays: nobody reads half
-/// a file, because it gets its name when it is complete. Until then it has a name that nobody else has: process numbers are the same in two
-/// containers that share the directory.
+/// Writes a token to a file that only this user can read. If two daemons start at once, the first one's token stays. The file gets its name
+/// when it is complete, so no reader sees half of it. Until then it has a unique name: process numbers can be equal in two containers that
+/// share the directory.
 fn keep(path: &Path, token: &str) -> Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
@@ -128,7 +128,7 @@ fn name(whole: &Path, path: &Path) -> std::io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     use rustix::io::Errno;
     let named = match renameat_with(CWD, whole, CWD, path, RenameFlags::NOREPLACE) {
-        // Not on every file system. With a link, the file has two names for a moment, and who reads it just then is refused.
+        // Not on every file system. With a link, the file has two names for a moment, and a read just then is refused.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => std::fs::hard_link(whole, path),
         renamed => renamed.map_err(Into::into),
     };

@@ -1,5 +1,5 @@
-//! From an arm's settings to a row. A setting has the name of the command line's option, with `_` for `-`, and is read as that is; what
-//! nobody takes is refused.
+//! From an arm's settings to a row. A setting has the name of the command line's option, with `_` for `-`, and is read as that is; an
+//! unknown one is refused.
 
 use crate::cli::device_arg::{DeviceArgs, LookaheadOnArg, Switch, TensorCores};
 use crate::cli::model_arg::{KvArg, PrefillArg, RamPart, Terminal, parse_activation, parse_isa, ram_options};
@@ -29,7 +29,7 @@ pub(super) const TEXT: &str = "demo/heldout.txt";
 pub(super) const TOKENS: usize = 256;
 pub(super) const GENERATED: usize = 64;
 
-/// The settings of an arm, taken one by one: what is left at the end is nobody's.
+/// The settings of an arm, taken one by one: those left at the end are unknown.
 struct Fields(Arm);
 
 impl Fields {
@@ -58,7 +58,7 @@ impl Fields {
     }
 
     /// # Errors
-    /// [`Error::Usage`] with a setting that nobody took.
+    /// [`Error::Usage`] with an unknown setting.
     fn end(self) -> Result<()> {
         match self.0.first() {
             Some((name, _)) => Err(Error::Usage(format!("an arm cannot be: there is no setting '{}'", excerpt(name)))),

@@ -143,7 +143,7 @@ impl Split {
     /// The device has no room.
     ///
     /// # Safety
-    /// The model's store stays mapped until this is dropped, and nobody takes the cache out to drop it before the device.
+    /// The model's store stays mapped until this is dropped, and the cache is not taken out to be dropped before the device.
     pub unsafe fn new(
         device: Box<dyn Device>,
         slots: &[usize],

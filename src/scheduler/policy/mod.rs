@@ -231,9 +231,9 @@ impl Rules {
         }
     }
 
-    /// The same policy where what is needed is read when it is needed, from a disk, and the question is only who stays. A newcomer has cost its
-    /// read already, so that its coming use counts as one more in its frequency, 1 / (1 - decay) being lambda, and no more: with the
-    /// paper's 2 nearly every neuron that was read displaced another one (runs/2026-11-25-who-stays).
+    /// The same policy where needed neurons are read from a disk on demand, and the only question is which ones to keep. The read of a newcomer
+    /// is paid already, so its use counts as one more in its frequency (lambda is 1 / (1 - decay)) and no more: with the paper's 2 nearly
+    /// every neuron that was read displaced another one.
     pub fn on_demand(self) -> Rules {
         let (lambda, margin) = if self.lambda > 0.0 { (1.0 / (1.0 - self.decay), 0.3) } else { (0.0, self.margin) };
         Rules { on_demand: true, gain: false, thresholds: false, lambda, margin, ..self }
@@ -391,7 +391,7 @@ mod tests {
     use super::testing::slots;
     use super::*;
 
-    /// Who comes to the slot of neuron 0, which is not needed now, where neuron 1 is needed: frequencies of both.
+    /// Whether neuron 1, which is needed, gets the slot of neuron 0, which is not needed now; `frequencies` of both.
     fn comes(rules: &Rules, frequencies: [f32; 2]) -> bool {
         let slots = slots(&[0]);
         let (mut scratch, mut moves) = (Scratch::new(2, 1), Vec::new());
@@ -415,7 +415,7 @@ mod tests {
         // Before the device computes, the coming use is worth a move; from a disk it has been paid.
         assert!(comes(&paper, [0.4, 0.0]) && !comes(&on_demand, [0.4, 0.0]));
         assert!(comes(&on_demand, [0.4, 0.38]) && !comes(&on_demand, [0.4, 0.36]));
-        // Who is not needed does not come, however frequent.
+        // A neuron that is not needed gets no slot, however frequent it is.
         let slots = slots(&[0]);
         let (mut scratch, mut moves) = (Scratch::new(2, 1), Vec::new());
         let at = LayerState {
