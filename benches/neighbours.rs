@@ -10,7 +10,7 @@ use dynamicinfer::clock;
 use dynamicinfer::cpu::floats::Room;
 use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_AXPY_ROWS, Prefill, Rows, ThreadPool};
 use dynamicinfer::formats::rows::{self, Quant};
-use dynamicinfer::lab::kernel_choice::Trial;
+use dynamicinfer::machine::kernel_choice::Trial;
 use dynamicinfer::prng::Prng;
 use std::collections::BTreeMap;
 use std::hint::black_box;

@@ -2,9 +2,9 @@
 //! docs/predictors.md are made from.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dynamicinfer::lab::network::{BATCH, Training, log_odds};
-use dynamicinfer::lab::samples::Pairs;
 use dynamicinfer::prng::Prng;
+use dynamicinfer::training::network::{BATCH, Training, log_odds};
+use dynamicinfer::training::samples::Pairs;
 use half::f16;
 use std::hint::black_box;
 

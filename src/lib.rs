@@ -38,6 +38,11 @@ pub mod placement;
 pub mod generation;
 
 pub mod background;
+pub mod machine;
+pub mod pack;
+pub mod training;
+
+pub mod evaluation;
 pub mod lab;
 pub mod open;
 

@@ -13,11 +13,12 @@ use dynamicinfer::lab::replay::{self, ReplayOptions, active, bound, frequencies,
 use dynamicinfer::lab::simulate::Calls;
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
 use dynamicinfer::lab::synth::experts::{ExpertTrace, Routing, write_experts};
-use dynamicinfer::lab::synth::{Law, Mixture, Routing as Planted, Shape, footprint, shape, write_gguf};
+use dynamicinfer::lab::synth::{Law, Mixture, Routing as Planted, Shape, write_gguf};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{Activation, KvType, Model};
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use dynamicinfer::placement::policy::{self, PlacementPolicy as Placement};
+use dynamicinfer::placement::shapes::{footprint, shape};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::Policy;
 use std::path::Path;

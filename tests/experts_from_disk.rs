@@ -10,12 +10,12 @@ use dynamicinfer::engine::{Engine, Foresight, Logits, Observer, Seen, SeenAttent
 use dynamicinfer::formats::neuron_store::NeuronStore;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
-use dynamicinfer::lab::pack::{PackOptions, Types, pack};
 use dynamicinfer::lab::synth::{Mixture, Shape, write_gguf};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::layer_blocks;
+use dynamicinfer::pack::{PackOptions, Types, pack};
 use dynamicinfer::predictor::Router;
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::Policy;

@@ -5,12 +5,12 @@
 mod gguf_file;
 
 use dynamicinfer::cpu::Kernels;
+use dynamicinfer::evaluation::fit::{Fit, measure};
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::lab::fit::{Fit, measure};
-use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::synth::{Shape, write_gguf};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{Activation, NamedActivation};
+use dynamicinfer::pack::{PackOptions, pack};
 use gguf_file::{File, fixture};
 use std::path::{Path, PathBuf};
 use std::process::Command;

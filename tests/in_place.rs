@@ -128,12 +128,10 @@ fn an_observer_sees_what_it_sees_of_the_packed_model() {
     for (file, stem) in [("llama.gguf", "llama"), ("opt.gguf", "opt")] {
         let dir = tempfile::tempdir().unwrap();
         let store = dir.path().join("model.neurons");
-        let options = dynamicinfer::lab::pack::PackOptions {
-            types: dynamicinfer::formats::rows::Quant::F32.into(),
-            orders: None,
-        };
+        let options =
+            dynamicinfer::pack::PackOptions { types: dynamicinfer::formats::rows::Quant::F32.into(), orders: None };
         let source = Source::open(&fixtures().join(file), None).unwrap();
-        dynamicinfer::lab::pack::pack(&source, &store, &options, &|_, _| Ok(())).unwrap();
+        dynamicinfer::pack::pack(&source, &store, &options, &|_, _| Ok(())).unwrap();
         let [ours, theirs] = [in_place(file), Model::open(&store).unwrap()].map(|model| {
             let mut engine = Engine::new(model, 1, Kernels::best());
             let mut session = Session::new(&engine, 64, KvType::F32).unwrap();

@@ -1,12 +1,12 @@
 //! What is packed, and when: nothing before it is known that what it would be packed for is there, and a dense GGUF keeps its own types.
 
 use dynamicinfer::Error;
-use dynamicinfer::lab::profile::{Input, Request, profile};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::open::{self, DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet};
 use dynamicinfer::predictor::Kind;
 use dynamicinfer::tokenizer::Tokenizer;
+use dynamicinfer::training::profile::{Input, Request, profile};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 

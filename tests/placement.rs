@@ -7,12 +7,12 @@ use dynamicinfer::formats::machine_profile::{MachineProfile, MoveMethod, MoveRat
 use dynamicinfer::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::PublishedId;
-use dynamicinfer::lab::pack::{PackOptions, pack};
-use dynamicinfer::lab::synth::shape;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
+use dynamicinfer::pack::{PackOptions, pack};
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, PartName, Plan, Request, plan};
 use dynamicinfer::placement::problem::{LayerProblem, power_law};
+use dynamicinfer::placement::shapes::shape;
 use dynamicinfer::placement::{Costs, Problem, ilp, min_neurons, policy, ranking, solve, upper_bound};
 use dynamicinfer::prng::Prng;
 use serde_json::{Value as Json, json};

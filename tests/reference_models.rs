@@ -13,9 +13,9 @@ use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::formats::neuron_store::NeuronStore;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::Permutation;
-use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::model::source::{Source, source_files};
 use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::pack::{PackOptions, pack};
 use reference::{expected, fixtures, relative_error};
 use std::path::Path;
 

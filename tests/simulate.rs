@@ -10,11 +10,11 @@ use dynamicinfer::lab::simulate::calibration::{SKEW, Statistics, TEXTS, TOKEN_TO
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
 use dynamicinfer::lab::simulate::papers::SET_UPS;
 use dynamicinfer::lab::simulate::{Calls, Outcome, scaled};
-use dynamicinfer::lab::synth::shape;
 use dynamicinfer::lab::synth::trace::{TraceShape, write_trace};
 use dynamicinfer::model::KvType;
 use dynamicinfer::placement::PlacementPolicy as Placement;
 use dynamicinfer::placement::memory_plan::Footprint;
+use dynamicinfer::placement::shapes::shape;
 use dynamicinfer::scheduler::Policy;
 use std::path::Path;
 use std::process::Command;

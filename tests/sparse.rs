@@ -3,11 +3,11 @@
 
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::{Choice, Engine, Logits, Observer, Seen, Sparsity};
+use dynamicinfer::evaluation::audit::Audit;
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::lab::audit::Audit;
-use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::pack::{PackOptions, pack};
 use dynamicinfer::predictor::{Calibration, Kind, Predictor, Tools};
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -3,15 +3,15 @@
 
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::{Choice, Engine, Logits, Observer, Seen, Sparsity};
+use dynamicinfer::evaluation::audit::{Audit, Shares};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::Permutation;
-use dynamicinfer::lab::audit::{Audit, Shares};
-use dynamicinfer::lab::pack::{PackOptions, pack};
 use dynamicinfer::lab::synth::{
     Shape, Statistics, pack_draft, write_gguf, write_predictor, write_predictor_of_rank, write_store,
 };
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{Activation, KvCache, KvType, Model};
+use dynamicinfer::pack::{PackOptions, pack};
 use dynamicinfer::predictor;
 use dynamicinfer::prng::Prng;
 use std::path::Path;

@@ -7,14 +7,14 @@ use dynamicinfer::error::Error;
 use dynamicinfer::formats::predictor_file;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::Permutation;
-use dynamicinfer::lab::network::{Training, log_odds};
-use dynamicinfer::lab::pack::{PackOptions, pack};
-use dynamicinfer::lab::samples::{Pairs, Plan, Samples, collect};
-use dynamicinfer::lab::train::{self, Job, Options, Summary, calibrate_sign, entropy, networks, search};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model};
+use dynamicinfer::pack::{PackOptions, pack};
 use dynamicinfer::predictor;
 use dynamicinfer::prng::Prng;
+use dynamicinfer::training::network::{Training, log_odds};
+use dynamicinfer::training::samples::{Pairs, Plan, Samples, collect};
+use dynamicinfer::training::train::{self, Job, Options, Summary, calibrate_sign, entropy, networks, search};
 use half::f16;
 use std::cell::Cell;
 use std::path::Path;
@@ -198,7 +198,8 @@ fn samples_are_what_the_model_does() {
     engine.forward_observed(&mut kv, &tokens[..128], dynamicinfer::engine::Logits::None, &mut Look(&samples, orders));
     assert!(Samples::open(&dir.path().join("samples"), extent).is_some());
     assert!(
-        Samples::open(&dir.path().join("samples"), dynamicinfer::lab::samples::Extent { train: 1, ..extent }).is_none()
+        Samples::open(&dir.path().join("samples"), dynamicinfer::training::samples::Extent { train: 1, ..extent })
+            .is_none()
     );
 }
 

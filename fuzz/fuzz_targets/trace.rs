@@ -10,7 +10,7 @@ use dynamicinfer::formats::trace_file::{TraceFile, TraceSection};
 use dynamicinfer::lab::replay::{ReplayOptions, active, bound, frequencies, likeness, replay, rules, slots};
 use dynamicinfer::lab::simulate::Calls;
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
-use dynamicinfer::lab::synth::shape;
+use dynamicinfer::placement::shapes::shape;
 use dynamicinfer::model::KvType;
 use dynamicinfer::placement::memory_plan::Footprint;
 use dynamicinfer::placement::policy::{self, PlacementPolicy as Placement};

@@ -8,7 +8,7 @@ use super::sparsity_arg::SparsityArgs;
 use super::trace_arg::TraceArgs;
 use crate::cpu::MAX_COLUMNS;
 use crate::error::{Error, Result};
-use crate::lab::bench::{BenchOptions, BenchRow, Watch, bench};
+use crate::evaluation::bench::{BenchOptions, BenchRow, Watch, bench};
 use crate::open::report::{DeviceReport, report};
 use crate::open::{EngineOptions, Opened, open};
 use parking_lot::Mutex;

@@ -3,13 +3,13 @@ use super::model_arg::{EngineArgs, ModelArgs, Terminal};
 use super::progress::{Progress, Unit};
 use super::train_predictor::{Reading, TextArgs, permille, table, with_samples};
 use crate::error::{Error, Result};
-use crate::lab::outliers::{Comparison, Options, compare};
-use crate::lab::train;
+use crate::evaluation::outliers::{Comparison, Options, compare};
 use crate::model::Model;
 use crate::open::artifacts::Kind;
 use crate::open::{Opened, SparsityOptions, open};
 use crate::predictor;
 use crate::tokenizer::{Special, Tokenizer};
+use crate::training::train;
 use comfy_table::Table;
 
 /// Default number of tokens to look at: a layer's table has some fifty numbers, and each token a thousand neurons or more.

@@ -2,7 +2,7 @@ use super::settings_arg::{SocketArgs, read};
 use crate::cpu::{Isa, Kernels, ThreadPool};
 use crate::error::{Result, printable};
 use crate::formats::rows::Quant;
-use crate::lab::kernel_choice::Trial;
+use crate::machine::kernel_choice::Trial;
 use crate::serve::socket;
 use serde::Serialize;
 use serde_json::Value;

@@ -3,8 +3,8 @@ use crate::cpu::MAX_COLUMNS;
 use crate::device::cuda::Card;
 use crate::device::{Device, Tiles};
 use crate::error::{Error, Result};
-use crate::lab::kernel_check::{agreements, launching, speeds};
-use crate::lab::measure_card;
+use crate::machine::kernel_check::{agreements, launching, speeds};
+use crate::machine::measure_card;
 use crate::open::cuda::{device, error};
 use serde_json::json;
 

@@ -6,9 +6,9 @@ use super::settings_arg::chosen;
 use super::size;
 use super::sparsity_arg::SparsityArgs;
 use crate::error::{Error, Result};
-use crate::lab::pack::Types;
 use crate::model::NamedActivation;
 use crate::open::{DeviceOptions, EngineOptions, ModelOptions, Placement, RamOptions};
+use crate::pack::Types;
 use crate::settings::Settings;
 use clap::{Args, ValueEnum};
 

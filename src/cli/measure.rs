@@ -8,7 +8,9 @@ use crate::device::MoveRate;
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::{MachineProfile, Rate};
 use crate::interrupt;
-use crate::lab::measure::{Assumed, HostRates, READ_BYTES, ReadBuffer, Repeated, call_us, gflops, peak_gops, profile};
+use crate::machine::measure::{
+    Assumed, HostRates, READ_BYTES, ReadBuffer, Repeated, call_us, gflops, peak_gops, profile,
+};
 use std::path::{Path, PathBuf};
 
 /// Measure how fast this machine reads memory, and its card

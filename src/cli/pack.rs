@@ -6,10 +6,10 @@ use crate::formats::neuron_store::{EXTENSION, NeuronStore};
 use crate::formats::profile_file;
 use crate::formats::rows::Quant;
 use crate::ids::Permutation;
-use crate::lab::pack::{PackOptions, Types, pack_weighted, packed_bytes};
 use crate::model::NamedActivation;
 use crate::model::source::{Source, read_json};
 use crate::open::model::{check_activation, check_room, find};
+use crate::pack::{PackOptions, Types, pack_weighted, packed_bytes};
 use crate::profile::{Importance, Profile};
 use std::path::{Path, PathBuf};
 

@@ -4,7 +4,7 @@ use super::human_bytes;
 use super::plan_subject::{Prediction, Subject};
 use crate::error::{Error, Result, printable};
 use crate::formats::trace_file::TraceFile;
-use crate::lab::measure::decode_gb_s;
+use crate::machine::measure::decode_gb_s;
 use crate::model::{KvType, Model};
 use crate::open::{RamAnswer, RamQuestion, ram_plan, too_little};
 use crate::placement::disk_plan::{Bound, DiskLimits, DiskMachine, DiskPlan, DiskPoint};

@@ -5,12 +5,12 @@ use crate::cpu::sign;
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::rows::Quant;
-use crate::lab::pack::Types;
-use crate::lab::synth::{footprint, shape};
 use crate::model::{KvType, Model, ModelConfig, NamedActivation};
 use crate::open::activity::Activity;
 use crate::open::artifacts::{self, Kind};
+use crate::pack::Types;
 use crate::placement::problem::power_law;
+use crate::placement::shapes::{footprint, shape};
 use crate::predictor;
 use std::path::PathBuf;
 

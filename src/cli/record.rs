@@ -58,7 +58,7 @@ pub struct Args {
     context: Option<usize>,
     /// Type of the weights when the model has to be packed first
     #[arg(long)]
-    quant: Option<crate::lab::pack::Types>,
+    quant: Option<crate::pack::Types>,
     /// Make a trace up: 12 texts of --max-tokens tokens (200), 8 layers of 2048 neurons, 10 % of them active
     #[arg(long)]
     synth: bool,

@@ -2,8 +2,8 @@
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::evaluation::timeline::{Chrome, summary};
 use crate::formats::temporary::write_whole;
-use crate::lab::timeline::{Chrome, summary};
 use clap::Args;
 use std::path::PathBuf;
 

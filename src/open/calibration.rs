@@ -7,11 +7,11 @@ use crate::engine::Engine;
 use crate::error::{Result, human_bytes, printable};
 use crate::formats::read_text;
 use crate::interrupt;
-use crate::lab::profile::{JoinedTexts, ProfileCounter};
-use crate::lab::samples::{Plan, WINDOW, collect_and_count};
-use crate::lab::train::{Job, Options, calibrate_sign};
 use crate::model::{KvType, Model};
 use crate::tokenizer::Tokenizer;
+use crate::training::profile::{JoinedTexts, ProfileCounter};
+use crate::training::samples::{Plan, WINDOW, collect_and_count};
+use crate::training::train::{Job, Options, calibrate_sign};
 use std::path::PathBuf;
 
 /// Tokens to look at: each tells something of every neuron, a table has some fifty numbers, and a 7B model takes minutes for as many.

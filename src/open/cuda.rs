@@ -6,8 +6,8 @@ use crate::device::Tiles;
 pub use crate::device::cuda::{Card, Unusable};
 use crate::device::cuda::{CudaDevice, Delivery, Options, PATIENCE};
 use crate::error::{Error, Result, human_bytes};
-use crate::lab::measure::CardRates;
-use crate::lab::measure_card;
+use crate::machine::measure::CardRates;
+use crate::machine::measure_card;
 
 /// The error, and with it the exit status, for a card that cannot be used.
 pub fn error(why: Unusable) -> Error {

@@ -4,7 +4,7 @@ use super::EngineOptions;
 use crate::cpu::{Isa, Kernels};
 use crate::engine::Engine;
 use crate::formats::rows::Quant;
-use crate::lab::kernel_choice::Trial;
+use crate::machine::kernel_choice::Trial;
 use crate::model::block::BlockLayout;
 use crate::model::{FfnWeights, Model};
 

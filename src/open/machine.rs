@@ -3,7 +3,7 @@
 use super::{Listener, cuda, embedded};
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::{MachineProfile, Rate, check_name};
-use crate::lab::measure::{self, Assumed};
+use crate::machine::measure::{self, Assumed};
 use std::path::{Path, PathBuf};
 
 /// Name of the profile that is used when none is named.

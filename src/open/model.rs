@@ -5,15 +5,15 @@ use super::stores::{self, Origin};
 use super::{Listener, embedded};
 use crate::cpu::Kernels;
 use crate::error::{Error, Result, human_bytes, printable};
+use crate::evaluation::fit::{self, Doubt};
 use crate::formats::gguf;
 use crate::formats::neuron_store::{EXTENSION, NeuronStore, SourceFile};
 use crate::hub;
-use crate::lab::fit::{self, Doubt};
-use crate::lab::pack::{PackOptions, Types, can_be_cut_for_device, pack, packed_bytes};
 use crate::model::families::says_drelu;
 use crate::model::in_place::not_in_place;
 use crate::model::source::{Source, entry, is_mixture, source_files};
 use crate::model::{Ffn, KvCache, KvType, Model, NamedActivation};
+use crate::pack::{PackOptions, Types, can_be_cut_for_device, pack, packed_bytes};
 use std::path::{Path, PathBuf};
 
 /// Bytes that are read without a word: about what a second brings from a disk.

@@ -3,7 +3,7 @@
 use super::Listener;
 use crate::device::{Tiles, VirtualDevice};
 use crate::error::{Error, Result};
-use crate::lab::measure::CardRates;
+use crate::machine::measure::CardRates;
 
 /// A card; no value of this type exists.
 pub enum Card {}

@@ -84,7 +84,7 @@ impl Footprint {
         }
     }
 
-    /// The sizes that a model of this shape has when `lab::pack` packs it as `quant`; its weights are not needed.
+    /// The sizes that a model of this shape has when `pack` packs it as `quant`; its weights are not needed.
     pub fn of_shape(c: &ModelConfig, quant: Quant, context: usize, kv: KvType) -> Footprint {
         let edge = (c.vocab * quant.of_edges().row_bytes(c.hidden)) as u64;
         let positions = match c.positions {

@@ -13,6 +13,7 @@ pub mod memory_plan;
 pub mod policy;
 pub mod problem;
 pub mod prompt_chunk;
+pub mod shapes;
 pub mod solve;
 
 pub use cost::{Costs, min_neurons};

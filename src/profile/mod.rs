@@ -1,5 +1,5 @@
 //! Activation profiles: how often a model's neurons are active on text, and the figures that describe it (PowerInfer 3.1,
-//! DynamicInfer 3 and E.1). This module only counts; `lab::profile` runs the model.
+//! DynamicInfer 3 and E.1). This module only counts; `training::profile` runs the model.
 
 mod accumulate;
 mod importance;

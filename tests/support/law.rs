@@ -8,11 +8,11 @@ use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Spa
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
-use dynamicinfer::lab::mix::Mix;
-use dynamicinfer::lab::pack::{PackOptions, Types, pack};
 use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model, ModelConfig};
+use dynamicinfer::pack::mix::Mix;
+use dynamicinfer::pack::{PackOptions, Types, pack};
 use dynamicinfer::prng::Prng;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

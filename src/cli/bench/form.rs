@@ -2,7 +2,7 @@
 
 use super::Row;
 use crate::error::human_bytes;
-use crate::lab::bench::BenchRow;
+use crate::evaluation::bench::BenchRow;
 use comfy_table::{CellAlignment, Table};
 use serde_json::Value as Json;
 
@@ -225,7 +225,7 @@ fn finished(mut table: Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::bench::BenchRow;
+    use crate::evaluation::bench::BenchRow;
 
     fn row(test: &str, generate: usize) -> Row {
         let decode = generate > 0;
@@ -262,7 +262,7 @@ mod tests {
             active_share: some(0.1),
             recall: some(0.968),
             precision: some(0.9),
-            parts_ms: decode.then_some(crate::lab::bench::PartsMs {
+            parts_ms: decode.then_some(crate::evaluation::bench::PartsMs {
                 attention: 123.45,
                 predictor: 12.34,
                 ffn: 123.45,

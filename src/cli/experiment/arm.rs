@@ -6,13 +6,13 @@ use crate::cli::model_arg::{KvArg, PrefillArg, RamPart, Terminal, parse_activati
 use crate::cli::{eval, simulate, size};
 use crate::engine::Engine;
 use crate::error::{Error, Result, excerpt};
-use crate::lab::bench::{BenchOptions, Watch, speed};
-use crate::lab::evaluate::{Windows, choices, likelihood, read_questions};
+use crate::evaluation::bench::{BenchOptions, Watch, speed};
+use crate::evaluation::evaluate::{Windows, choices, likelihood, read_questions};
 use crate::lab::experiment::rows::Metrics;
 use crate::lab::experiment::{Arm, Method, Spec, Value, arm_name};
-use crate::lab::measure::ReadBandwidth;
 use crate::lab::replay::{self, ReplayOptions, bound, frequencies};
 use crate::lab::simulate::case::POSITION;
+use crate::machine::measure::ReadBandwidth;
 use crate::open::report::report;
 use crate::open::{DeviceOptions, EngineOptions, ModelOptions, RamOptions, SparsityOptions, open};
 use crate::placement::policy::{self, PlacementPolicy as Placement};

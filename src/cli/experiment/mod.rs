@@ -13,7 +13,7 @@ use crate::formats::machine_profile::MachineProfile;
 use crate::interrupt;
 use crate::lab::experiment::rows::{Metrics, Row, RowsFile};
 use crate::lab::experiment::{Arm, Method, Spec, arm_name, summary};
-use crate::lab::measure::{self, Assumed};
+use crate::machine::measure::{self, Assumed};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

@@ -10,7 +10,7 @@ pub struct SetUp {
     pub name: &'static str,
     /// Name of a profile in `profiles/machines`.
     pub machine: &'static str,
-    /// Name of the model's shape ([`crate::lab::synth::shape`]).
+    /// Name of the model's shape ([`crate::placement::shapes::shape`]).
     pub shape: &'static str,
     /// Type of the weights.
     pub quant: Quant,

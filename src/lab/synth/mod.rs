@@ -5,7 +5,6 @@ pub mod experts;
 mod noise;
 mod predict;
 mod routing;
-mod shapes;
 mod sparse;
 pub mod trace;
 mod weights;
@@ -14,27 +13,24 @@ pub use self::predict::{
     Distance, Draft, RANK as SMALLEST_RANK, Statistics, pack_draft, write_predictor, write_predictor_of_rank,
 };
 pub use self::routing::{Law, Routing};
-pub use self::shapes::{footprint, shape};
 
 use self::noise::{SEGMENT, Stream};
 use self::sparse::Sparse;
 use self::weights::Weights;
-use super::pack::{self, vector};
 use crate::error::{Error, Result};
 use crate::formats::gguf_writer::{self, GgufWriter, Value};
 use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::{self, Quant};
 use crate::model::BlockLayout;
-use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
-use crate::model::layer::{Experts, LayerForm, RouterInput, Scoring};
+use crate::model::config::{Activation, ModelConfig};
+use crate::pack::{self, vector};
+use crate::placement::shapes::{EPSILON, Sizes, THETA, mixtral};
 use crate::tokenizer::{ChatSpec, ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
 use rayon::prelude::*;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const ROWS_PER_TASK: usize = 256;
-const THETA: f32 = 10_000.0;
-const EPSILON: f32 = 1e-5;
 /// Version of the generator, part of a store's fingerprint; raised when the same shape and seed give other weights.
 const RECIPE: u32 = 2;
 
@@ -102,36 +98,14 @@ impl Shape {
                 self.vocab
             )));
         }
-        let head_dim = self.hidden / self.heads;
-        let config = ModelConfig {
-            family: "llama".into(),
-            name: match self.experts {
-                Some(Mixture { count, used, .. }) => {
-                    format!("synth-{}x{}x{}-{used}of{count}", self.hidden, self.layers, self.ffn)
-                }
-                None => format!("synth-{}x{}x{}", self.hidden, self.layers, self.ffn),
-            },
-            hidden: self.hidden,
-            layers: self.layers,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim,
-            ffn: self.ffn,
-            vocab: self.vocab,
-            context: self.context,
-            window: None,
-            norm: Norm::Rms(EPSILON),
-            activation: self.activation,
-            ffn_kind: Ffn::Gated,
-            positions: Positions::Rope { frequencies: rope_frequencies(head_dim, THETA as f64, &RopeScaling::None) },
-            attention_bias: false,
-            output_bias: false,
-            ffn_bias: false,
-            tied: false,
-            form: LayerForm { experts: self.experts.map(mixtral), ..LayerForm::default() },
-            embedding_scale: 1.0,
-            logit_scale: 1.0,
+        let &Shape { hidden, layers, ffn, heads, kv_heads, vocab, context, .. } = self;
+        let name = match self.experts {
+            Some(Mixture { count, used, .. }) => format!("synth-{hidden}x{layers}x{ffn}-{used}of{count}"),
+            None => format!("synth-{hidden}x{layers}x{ffn}"),
         };
+        let sizes = Sizes { hidden, layers, ffn, heads, kv_heads, vocab, context };
+        let experts = self.experts.map(|of| mixtral(of.count, of.used));
+        let config = sizes.config(name, self.activation, experts);
         config.check().map_err(usage)?;
         if self.experts.is_some_and(|experts| experts.count < 2) {
             return Err(usage("--experts 1: a mixture has two experts or more; leave it out for a dense model".into()));
@@ -156,20 +130,6 @@ impl Shape {
     pub fn law(&self) -> Result<Option<Law>> {
         let Some(Mixture { count, used, routing: Some(asked) }) = self.experts else { return Ok(None) };
         Law::find(&self.config()?, (count, used), asked, self.seed).map(Some)
-    }
-}
-
-/// Mixtral's routing, which every reader of its GGUFs knows.
-fn mixtral(Mixture { count, used, .. }: Mixture) -> Experts {
-    Experts {
-        biases: false,
-        count,
-        used,
-        scoring: Scoring::Softmax,
-        normalised: true,
-        reads: RouterInput::FfnNorm,
-        shared: None,
-        by_neuron: false,
     }
 }
 
@@ -443,7 +403,7 @@ fn metadata(writer: &mut GgufWriter, c: &ModelConfig, quant: Quant) {
         writer.set(&format!("llama.{key}"), Value::U32(value as u32));
     }
     writer.set("llama.attention.layer_norm_rms_epsilon", Value::F32(EPSILON));
-    writer.set("llama.rope.freq_base", Value::F32(THETA));
+    writer.set("llama.rope.freq_base", Value::F32(THETA as f32));
     writer.set("llama.hidden_act", Value::Str(&activation));
     if let Activation::Fatrelu(threshold) = c.activation {
         writer.set("llama.hidden_act_param", Value::F32(threshold));

@@ -5,7 +5,7 @@ mod common;
 use common::{Machine, StandIn, device, on, room, with_graphs};
 use dynamicinfer::device::cuda::CudaDevice;
 use dynamicinfer::device::{Add, Buffer, Call, Device, PinnedBuffer, Stream, View};
-use dynamicinfer::lab::kernel_check::launching;
+use dynamicinfer::machine::kernel_check::launching;
 use dynamicinfer::prng::Prng;
 
 const MIB: u64 = 1 << 20;

@@ -23,6 +23,7 @@ pub use types::{DOWN, Types, layout};
 
 mod clusters;
 mod experts;
+pub mod mix;
 mod types;
 
 /// Rows converted by one task: a few MB, with enough tasks to keep every core busy.

@@ -1,12 +1,11 @@
 //! Models that are known by name and can be planned and simulated without their files.
 
-use super::Shape;
+use super::memory_plan::{Bits, Footprint};
 use crate::error::{Error, Result, excerpt};
 use crate::formats::rows::Quant;
 use crate::model::KvType;
-use crate::model::config::{Activation, ModelConfig, Positions, RopeScaling, rope_frequencies};
+use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
 use crate::model::layer::{Experts, LayerForm, RouterInput, Scoring};
-use crate::placement::memory_plan::{Bits, Footprint};
 
 /// ReLU LLaMAs: name, hidden, layers, FFN, heads, kv heads.
 const DENSE: [(&str, [usize; 5]); 3] = [
@@ -98,54 +97,63 @@ const fn mixture(
     Mixture { name, sizes, experts, quant, bits, hybrid: None }
 }
 
-/// Configuration of a model that is known by name and can be planned without its files. Of mixtures it has what decides about bytes:
-/// biases are left out. Of layers with linear attention and of shared experts it has nothing: [`footprint`] counts them.
-///
-/// # Errors
-/// [`Error::Usage`] for another name.
-pub fn shape(name: &str) -> Result<ModelConfig> {
-    let (activation, context) = (Activation::Relu, 4096);
-    if let Some((_, [hidden, layers, ffn, heads, kv_heads])) = DENSE.into_iter().find(|(n, _)| *n == name) {
-        let (vocab, active, experts) = (32000, None, None);
-        let shape = Shape {
-            hidden,
-            layers,
-            ffn,
-            heads,
-            kv_heads,
-            vocab,
-            context,
+/// Sizes of a model like Llama. Its heads divide the hidden size.
+pub struct Sizes {
+    /// Hidden size.
+    pub hidden: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Neurons per layer, or per expert.
+    pub ffn: usize,
+    /// Query heads per layer.
+    pub heads: usize,
+    /// Key and value heads per layer.
+    pub kv_heads: usize,
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Token positions that the model has.
+    pub context: usize,
+}
+
+/// Of the norms.
+pub const EPSILON: f32 = 1e-5;
+/// Base of the rotated positions.
+pub const THETA: f64 = 10_000.0;
+
+impl Sizes {
+    /// Configuration of a model of these sizes, a mixture if it has experts.
+    pub fn config(&self, name: String, activation: Activation, experts: Option<Experts>) -> ModelConfig {
+        let head_dim = self.hidden / self.heads;
+        ModelConfig {
+            family: "llama".into(),
+            name,
+            hidden: self.hidden,
+            layers: self.layers,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim,
+            ffn: self.ffn,
+            vocab: self.vocab,
+            context: self.context,
+            window: None,
+            norm: Norm::Rms(EPSILON),
             activation,
-            seed: 0,
-            active,
-            outliers: 0,
-            experts,
-        };
-        return Ok(ModelConfig { name: name.into(), ..shape.config()? });
+            ffn_kind: Ffn::Gated,
+            positions: Positions::Rope { frequencies: rope_frequencies(head_dim, THETA, &RopeScaling::None) },
+            attention_bias: false,
+            output_bias: false,
+            ffn_bias: false,
+            tied: false,
+            form: LayerForm { experts, ..LayerForm::default() },
+            embedding_scale: 1.0,
+            logit_scale: 1.0,
+        }
     }
-    let Some(m) = MIXTURES.iter().find(|m| m.name == name) else {
-        let names: Vec<&str> = DENSE.iter().map(|(n, _)| *n).chain(MIXTURES.iter().map(|m| m.name)).collect();
-        return Err(Error::Usage(format!("--shape {}: known are {}", excerpt(name), names.join(", "))));
-    };
-    let [hidden, layers, ffn, heads, kv_heads, head_dim, vocab] = m.sizes;
-    let (activation, active, experts) = (Activation::Silu, None, Some(super::Mixture::flat(m.experts.0, m.experts.1)));
-    // Its heads as if they divided the residual; what they are is set below.
-    let shape = Shape {
-        hidden,
-        layers,
-        ffn,
-        heads: 1,
-        kv_heads: 1,
-        vocab,
-        context,
-        activation,
-        seed: 0,
-        active,
-        outliers: 0,
-        experts,
-    };
-    let (count, used) = m.experts;
-    let experts = Experts {
+}
+
+/// Mixtral's routing, which every reader of its GGUFs knows: so many experts in a layer, so many of them for a token.
+pub fn mixtral(count: usize, used: usize) -> Experts {
+    Experts {
         biases: false,
         count,
         used,
@@ -154,16 +162,31 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
         reads: RouterInput::FfnNorm,
         shared: None,
         by_neuron: false,
+    }
+}
+
+/// Configuration of a model that is known by name and can be planned without its files. Of mixtures it has what decides about bytes:
+/// biases are left out. Of layers with linear attention and of shared experts it has nothing: [`footprint`] counts them.
+///
+/// # Errors
+/// [`Error::Usage`] for another name.
+pub fn shape(name: &str) -> Result<ModelConfig> {
+    let context = 4096;
+    if let Some((_, [hidden, layers, ffn, heads, kv_heads])) = DENSE.into_iter().find(|(n, _)| *n == name) {
+        let sizes = Sizes { hidden, layers, ffn, heads, kv_heads, vocab: 32000, context };
+        return Ok(sizes.config(name.into(), Activation::Relu, None));
+    }
+    let Some(m) = MIXTURES.iter().find(|m| m.name == name) else {
+        let names: Vec<&str> = DENSE.iter().map(|(n, _)| *n).chain(MIXTURES.iter().map(|m| m.name)).collect();
+        return Err(Error::Usage(format!("--shape {}: known are {}", excerpt(name), names.join(", "))));
     };
+    let [hidden, layers, ffn, heads, kv_heads, head_dim, vocab] = m.sizes;
+    let sizes = Sizes { hidden, layers, ffn, heads, kv_heads, vocab, context };
     let frequencies = rope_frequencies(head_dim, 1e6, &RopeScaling::None);
     Ok(ModelConfig {
-        name: name.into(),
-        heads,
-        kv_heads,
         head_dim,
         positions: Positions::Rope { frequencies },
-        form: LayerForm { experts: Some(experts), ..LayerForm::default() },
-        ..shape.config()?
+        ..sizes.config(name.into(), Activation::Silu, Some(mixtral(m.experts.0, m.experts.1)))
     })
 }
 

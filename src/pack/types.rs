@@ -3,11 +3,11 @@
 use crate::error::Result;
 use crate::formats::blocks::BlockType;
 use crate::formats::rows::Quant;
-use crate::lab::mix::Mix;
 use crate::model::Model;
 use crate::model::block::{self, BlockLayout};
 use crate::model::config::Ffn;
 use crate::model::source::{Role, Source};
+use crate::pack::mix::Mix;
 
 /// The types of a store's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

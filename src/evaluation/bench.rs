@@ -1,7 +1,6 @@
 //! Speed of prefill and decode, compared with what the machine's memory bandwidth allows.
 
 use super::audit::{Audit, Shares};
-use super::measure::{READ_BYTES, ReadBandwidth, ReadBuffer, peak_gops, read_bandwidth};
 use crate::cache::{CacheCounters, Tier};
 use crate::clock;
 use crate::cpu::ManyForm;
@@ -10,6 +9,7 @@ use crate::engine::{BatchToken, Engine, Logits, Report, Session};
 use crate::error::Result;
 use crate::formats::MappedFile;
 use crate::interrupt;
+use crate::machine::measure::{READ_BYTES, ReadBandwidth, ReadBuffer, peak_gops, read_bandwidth};
 use crate::model::config::Ffn;
 use crate::model::{FfnWeights, KvCache, KvType, Matrix};
 use crate::predictor::Kind;

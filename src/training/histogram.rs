@@ -2,10 +2,10 @@
 
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::error::Result;
-use crate::lab::samples::Samples;
 use crate::model::Model;
 use crate::predictor::mlp::Measured;
 use crate::predictor::{Calibration, Kind, Predictor, Scratch, Tools};
+use crate::training::samples::Samples;
 use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 

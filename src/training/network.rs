@@ -5,9 +5,9 @@
 //! layer are added in the order of the slices: the result does not depend on the number of threads.
 
 use crate::error::Result;
-use crate::lab::histogram::Histogram;
-use crate::lab::samples::Pairs;
 use crate::prng::Prng;
+use crate::training::histogram::Histogram;
+use crate::training::samples::Pairs;
 use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
 use std::ops::Range;

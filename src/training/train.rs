@@ -1,5 +1,5 @@
 //! Training of a model's predictors (PowerInfer 5.1): how large each network is, in which order they are trained, and the file
-//! with all of them. `lab/network.rs` trains a single network.
+//! with all of them. `network` trains a single network.
 //!
 //! **Size.** How much there is to predict in a layer is the entropy of its neurons' activity: it falls with sparsity and with skew
 //! (neurons that are always or never active add nothing). The search for a network's rank begins at the one that its layer's
@@ -15,12 +15,12 @@
 use crate::cpu::{Kernels, ThreadPool};
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::{self, Header, Table};
-use crate::lab::histogram::{self, Histogram, measure};
-use crate::lab::network::{BATCH, Training, Weights, log_odds};
-use crate::lab::samples::Samples;
 use crate::model::Model;
 use crate::predictor::mlp::{self, Measured, Network, NetworkWriter, RANK_STEP};
 use crate::predictor::{Calibration, Kind, Predictor};
+use crate::training::histogram::{self, Histogram, measure};
+use crate::training::network::{BATCH, Training, Weights, log_odds};
+use crate::training::samples::Samples;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
