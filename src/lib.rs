@@ -43,7 +43,6 @@ pub mod pack;
 pub mod training;
 
 pub mod evaluation;
-pub mod lab;
 pub mod open;
 
 pub mod api;
@@ -54,6 +53,10 @@ pub mod serve;
 
 #[cfg(feature = "cli")]
 pub mod cli;
+
+pub mod lab;
+#[cfg(feature = "lab")]
+pub mod lab_cli;
 
 pub use error::{Error, Result};
 pub use open::{EngineOptions, open};

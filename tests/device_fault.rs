@@ -96,7 +96,7 @@ fn without_the_fault_the_same_engine_answers() {
 fn a_text_that_a_fault_ends_exits_with_70_and_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let cache = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("faults-cache");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer-lab"));
     command.args(["run", "demo", "Once upon a time", "--temp", "0", "-n", "60", "--ignore-eos"]);
     command.args(["--device", "virtual", "--ffn-share", "0.5", "--machine", "demo-pc", "--fail-after", "29"]);
     command.env("XDG_CACHE_HOME", cache).env("HOME", dir.path()).current_dir(dir.path());

@@ -305,7 +305,7 @@ fn no_report_has_what_a_terminal_acts_on_or_leads_elsewhere() {
 }
 
 fn command(dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer-lab"));
     command.args(args).current_dir(dir).env("XDG_CACHE_HOME", dir.join("cache")).env("XDG_DATA_HOME", dir.join("data"));
     command.env("DYNAMICINFER_ASSETS", root().join("assets"));
     command

@@ -248,8 +248,7 @@ fn help_stands_in_groups_with_the_common_ones_first_and_without_what_is_internal
     let home = Home::new();
     let at = |text: &str, what: &str| text.find(what).unwrap_or_else(|| panic!("no {what:?} in: {text}"));
     let (_, help, _) = home.run(&["--help"]);
-    let order =
-        ["Use a model:", "  run ", "Watch and steer the daemon:", "Prepare a model:", "Measure and experiment:"];
+    let order = ["Use a model:", "  run ", "Watch and steer the daemon:", "Prepare a model:", "Measure and compare:"];
     assert!(order.windows(2).all(|pair| at(&help, pair[0]) < at(&help, pair[1])), "{help}");
     for verb in ["run", "chat", "serve", "bench"] {
         let (_, help, _) = home.run(&[verb, "--help"]);
@@ -257,13 +256,21 @@ fn help_stands_in_groups_with_the_common_ones_first_and_without_what_is_internal
             at(&help, "Options:") < at(&help, "Sparsity:") && at(&help, "Sparsity:") < at(&help, "Device:"),
             "{help}"
         );
-        for internal in ["--fail-after", "--wall-clock", "--printed-loss", "--isa", "--barrier"] {
+        for internal in [
+            "--fail-after",
+            "--wall-clock",
+            "--printed-loss",
+            "--isa",
+            "--barrier",
+            "--vram-schedule",
+            "--prompt-parts",
+        ] {
             assert!(!help.contains(internal), "{verb} {internal}");
         }
     }
     let (_, run, _) = home.run(&["run", "--help"]);
     assert!(at(&run, "--n-predict") < at(&run, "Sampling:") && at(&run, "Sampling:") < at(&run, "--top-k"), "{run}");
-    assert_eq!(home.run(&["man", "pages"]).0, 0);
+    assert_eq!(home.run(&["completions", "man", "pages"]).0, 0);
     let pages: Vec<String> = std::fs::read_dir(home.path("pages"))
         .unwrap()
         .map(|page| page.unwrap().file_name().to_string_lossy().into_owned())
@@ -272,6 +279,61 @@ fn help_stands_in_groups_with_the_common_ones_first_and_without_what_is_internal
         pages.contains(&"dynamicinfer-run.1".into()) && !pages.iter().any(|page| page.contains("help")),
         "{pages:?}"
     );
+}
+
+#[test]
+fn a_verb_or_an_option_of_the_other_program_is_named() {
+    let home = Home::new();
+    let cases: [(&[&str], &str); 6] = [
+        (&["simulate", "--papers"], "'simulate' is a verb of dynamicinfer-lab: dynamicinfer-lab simulate --help"),
+        (&["help", "replay"], "'replay' is a verb of dynamicinfer-lab: dynamicinfer-lab replay --help"),
+        (&["man", "pages"], "'man' is a part of completions: dynamicinfer completions man DIR"),
+        (&["eval", "demo", "--barrier"], "--barrier is an option of dynamicinfer-lab: dynamicinfer-lab eval --help"),
+        (
+            &["run", "demo", "x", "--vram-schedule=9=4MiB"],
+            "--vram-schedule is an option of dynamicinfer-lab: dynamicinfer-lab run --help",
+        ),
+        (
+            &["run", "demo", "x", "--device", "virtual", "--placement", "random"],
+            "--placement random is of dynamicinfer-lab",
+        ),
+    ];
+    for (args, want) in cases {
+        let (code, out, err) = home.run(args);
+        assert!(
+            code == 2 && out.is_empty() && err.starts_with(&format!("dynamicinfer: {want}")),
+            "{args:?}: {code} {err}"
+        );
+    }
+    let lab = |args: &[&str]| {
+        let mut command = home.command(args);
+        let environment: Vec<_> =
+            command.get_envs().map(|(name, value)| (name.to_owned(), value.map(Into::into))).collect();
+        command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer-lab"));
+        command.args(args).current_dir(home.path("")).stdin(Stdio::null()).env_clear();
+        command.envs(
+            environment.into_iter().filter_map(|(name, value): (_, Option<std::ffi::OsString>)| Some((name, value?))),
+        );
+        home.ended(command)
+    };
+    let (code, _, err) = lab(&["chat", "demo"]);
+    assert!(
+        code == 2 && err.contains("dynamicinfer-lab: 'chat' is a verb of dynamicinfer: dynamicinfer chat --help"),
+        "{err}"
+    );
+    let bench = ["bench", "demo", "-p", "0", "-n", "2", "-r", "1", "--output", "json"];
+    let (code, out, err) = lab(&[
+        &bench[..],
+        &["--device", "virtual", "--ffn-share", "0.5", "--machine", "demo-pc", "--barrier", "--placement", "random"],
+    ]
+    .concat());
+    assert!(code == 0 && out.contains("tokens_per_s"), "{code} {err}");
+    let (_, help, _) = lab(&["bench", "--help"]);
+    assert!(help.contains("--barrier") && help.contains("static (the plan's), random, none"), "{help}");
+    assert_eq!(lab(&["completions", "man", "pages"]).0, 0);
+    assert!(home.path("pages/dynamicinfer-lab-simulate.1").is_file());
+    let (code, script, _) = lab(&["completions", "bash"]);
+    assert!(code == 0 && script.contains("dynamicinfer-lab"), "{code}");
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! Work that takes long, as its users meet it: what it says beforehand and meanwhile, what Ctrl-C leaves, and the forms of its results.
 
+#[path = "support/programs.rs"]
+mod programs;
+
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value as Json;
 use std::io::{BufRead, BufReader, Read};
@@ -8,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn command(dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    let mut command = Command::new(programs::program(args));
     command.args(args).current_dir(dir).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", dir).stdin(Stdio::null());
     command
 }

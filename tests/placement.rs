@@ -1,5 +1,7 @@
 //! The laws of the placement: the best there is, never above the budget, the same every time; and the verb `plan`.
 
+#[path = "support/programs.rs"]
+mod programs;
 mod support;
 
 use dynamicinfer::cache::Tier;
@@ -535,7 +537,7 @@ fn program(place: &Path, args: &[&str]) -> (i32, String, String) {
 
 /// The same, with this in DYNAMICINFER_LOG.
 fn logging(place: &Path, args: &[&str], filter: Option<&str>) -> (i32, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    let mut command = Command::new(programs::program(args));
     command.args(args).current_dir(place).stdin(Stdio::null());
     command.env("XDG_CACHE_HOME", place.join("cache")).env("XDG_DATA_HOME", place.join("data"));
     command.env_remove("DYNAMICINFER_LOG").env_remove("DYNAMICINFER_ASSETS");

@@ -1,5 +1,8 @@
 //! The verbs that make predictors, as users meet them: what they write is found and used, what cannot be is said in words.
 
+#[path = "support/programs.rs"]
+mod programs;
+
 use serde_json::Value as Json;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,7 +14,7 @@ struct Done {
 }
 
 fn run(dir: &Path, args: &[&str]) -> Done {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    let mut command = Command::new(programs::program(args));
     command.args(args).current_dir(dir).stdin(Stdio::null()).env_remove("DYNAMICINFER_LOG");
     command.env("XDG_CACHE_HOME", dir.join("cache")).env("XDG_DATA_HOME", dir.join("data"));
     let done = command.output().unwrap();

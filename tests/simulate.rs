@@ -325,7 +325,7 @@ fn an_assumption_is_given_up_as_far_as_a_speed_asks_for() {
 #[test]
 fn simulate_papers_prints_what_its_traces_reached_beside_the_papers_figures() {
     let dir = tempfile::tempdir().unwrap();
-    let done = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"))
+    let done = Command::new(env!("CARGO_BIN_EXE_dynamicinfer-lab"))
         .args(["simulate", "--papers", "--policy", "static", "--placement", "static"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env("XDG_CACHE_HOME", dir.path())

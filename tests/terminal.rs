@@ -4,6 +4,8 @@
 mod ended;
 #[path = "support/gguf.rs"]
 mod gguf;
+#[path = "support/programs.rs"]
+mod programs;
 
 use dynamicinfer::formats::gguf::Value;
 use ended::ended;
@@ -24,7 +26,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn command(dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    let mut command = Command::new(programs::program(args));
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve-cache");
     command.args(args).current_dir(dir).env_clear().env("PATH", "/usr/bin:/bin").env("TERM", "xterm");
     command.env("XDG_CACHE_HOME", cache).env("HOME", dir).env("XDG_RUNTIME_DIR", dir);
@@ -562,7 +564,7 @@ fn what_needs_a_daemon_says_how_to_start_one() {
             .lines()
             .any(|l| l.contains("serve.queue") && l.contains(" 9 ") && l.contains("$DYNAMICINFER_SERVE_QUEUE"))
     );
-    let done = command(dir.path(), &["man", "pages"]).output().unwrap();
+    let done = command(dir.path(), &["completions", "man", "pages"]).output().unwrap();
     assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
     let page = std::fs::read_to_string(dir.path().join("pages/dynamicinfer-serve.1")).unwrap();
     assert!(page.contains("\\-\\-socket"));

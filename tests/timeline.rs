@@ -1,6 +1,8 @@
 //! `--trace FILE`, as whoever opens it meets it: the file is whole whatever ends the run, slices nest, and a virtual device's clock is
 //! called virtual. `tools/cuda_on_cpu/tests/cuda_timeline.rs` looks at one of a card.
 
+#[path = "support/programs.rs"]
+mod programs;
 #[path = "support/timeline.rs"]
 mod timeline;
 
@@ -17,7 +19,7 @@ impl Place {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+        let mut command = Command::new(programs::program(args));
         command.args(args).current_dir(self.0.path()).stdin(Stdio::null());
         command
             .env("XDG_CACHE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"))
@@ -97,7 +99,7 @@ fn it_is_written_when_the_device_fails() {
     trace.check();
     assert!(!trace.host().is_empty() && !trace.device().is_empty());
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.lines().last().unwrap().starts_with("dynamicinfer: the device has failed: "), "{said}");
+    assert!(said.lines().last().unwrap().starts_with("dynamicinfer-lab: the device has failed: "), "{said}");
 }
 
 #[test]

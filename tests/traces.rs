@@ -335,7 +335,8 @@ fn verbs(path: &Path) -> [(i32, String); 2] {
     let simulate =
         ["simulate", "--shape", "llama-7b", "--machine", "rtx-4090", "--vram", "8GiB", "--trace", path, "--json"];
     [&replay[..], &simulate].map(|args| {
-        let done = Command::new(env!("CARGO_BIN_EXE_dynamicinfer")).args(args).current_dir(root()).output().unwrap();
+        let done =
+            Command::new(env!("CARGO_BIN_EXE_dynamicinfer-lab")).args(args).current_dir(root()).output().unwrap();
         (done.status.code().unwrap_or(-1), String::from_utf8_lossy(&done.stderr).into_owned())
     })
 }

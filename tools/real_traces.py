@@ -107,7 +107,9 @@ class Runner:
             raise TimeoutError
         self.take_turn()
         start = time.monotonic()
-        command = [self.options.program, *map(str, words)]
+        # The laboratory's program lies beside the other.
+        program = self.options.program + ("-lab" if words[0] in ("record", "replay") else "")
+        command = [program, *map(str, words)]
         said = self.options.work / "stdout"
         with open(said, "w") as out, open(self.options.work / "stderr", "w") as err:
             process = subprocess.Popen(command, env=self.env, stdout=out, stderr=err, stdin=subprocess.DEVNULL)

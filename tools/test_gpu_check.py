@@ -57,8 +57,9 @@ class Phases(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         self.path = Path(self.folder.name)
         program = self.path / "program"
-        program.write_text(PROGRAM)
-        program.chmod(0o755)
+        for file in (program, self.path / "program-lab"):
+            file.write_text(PROGRAM)
+            file.chmod(0o755)
         self.fixed = ["--binary", str(program), "--out", str(self.path / "out"), "--scratch", str(self.path / "scratch"), "--size", "tiny"]
 
     def check(self, *arguments, device="virtual"):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether the simulator foretells what the CPU alone does: calibrates, measures, compares. Standard library only.
 
-    dynamicinfer synth --hidden 1024 --layers 24 --ffn 2816 --heads 8 --kv-heads 8 --active 0.05 -o DIR/small.neurons     and so on
+    dynamicinfer-lab synth --hidden 1024 --layers 24 --ffn 2816 --heads 8 --kv-heads 8 --active 0.05 -o DIR/small.neurons     and so on
     python3 tools/validate_simulator.py PROGRAM DIR --out runs/DATE-simulator calibrate     two sizes
     python3 tools/validate_simulator.py PROGRAM DIR --out runs/DATE-simulator measure       everything else, in turns, beside what is foretold
 
@@ -112,7 +112,7 @@ def foretell(a, c, point):
     with tempfile.TemporaryDirectory() as d:
         file = Path(d) / "rule.toml"
         file.write_text(profile)
-        command = [a.program, "simulate", str(a.models / f"{model}.neurons"), "--active", str(active), "--machine", str(file), "--policy", "static",
+        command = [f"{a.program}-lab", "simulate", str(a.models / f"{model}.neurons"), "--active", str(active), "--machine", str(file), "--policy", "static",
                    "--position", str(a.tokens // 2), "--json", "--gap-ns", str(max(0, between(c, "gap_ns", hidden) / threads))]
         command += ["--threshold", "0.5", "--predictor-share", str(predictor_bytes / sizes)] if sparse else ["--threshold", "0"]
         out = subprocess.run(command, capture_output=True, text=True)

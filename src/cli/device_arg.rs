@@ -1,5 +1,6 @@
 //! `--device`, `--vram` and what belongs to them, as typed.
 
+use super::lab_arg::{LabArgs, LabOptions, PROGRAM};
 use super::settings_arg::{chosen, is_of_load};
 use super::size;
 use crate::device::Tiles;
@@ -24,18 +25,12 @@ pub struct DeviceArgs {
     /// Share of the neurons that may be on the device, above 0 to 1; without --vram it alone sets the budget
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     pub ffn_share: Option<f64>,
-    /// Neurons that begin on the device: static (the plan's), random, none, or a file of `plan -o`
+    /// Neurons that begin on the device: static (the plan's), none, or a file of `plan -o`
     #[arg(long, value_name = "POLICY|FILE", default_value = "static")]
     pub placement: PathBuf,
-    /// Of --placement random
-    #[arg(long, default_value_t = 1)]
-    pub placement_seed: u64,
     /// Machine that the virtual device stands for: a profile of `measure --save`, or a .toml file
     #[arg(long, value_name = "NAME")]
     pub machine: Option<PathBuf>,
-    /// Wait for a layer's copies before it is used (DynamicInfer C.3), instead of computing on the CPU what has not landed
-    #[arg(long, hide = true)]
-    pub barrier: bool,
     /// What moves while a text is generated [default: full]
     #[arg(long, value_name = "POLICY", ignore_case = true, value_parser = super::policy_arg::names())]
     pub policy: Option<Policy>,
@@ -53,10 +48,6 @@ pub struct DeviceArgs {
     /// the daemon then no more]
     #[arg(long, value_name = "TOKENS", hide_short_help = true)]
     pub prompt_chunk: Option<usize>,
-    /// Parts of such a chunk that take turns between processor and device, 1 to 4, so that neither waits for the other [default: as many as
-    /// take the least time by the machine's rates; a mixture's chunk is one]
-    #[arg(long, value_name = "PARTS", hide_short_help = true)]
-    pub prompt_parts: Option<usize>,
     /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
     #[arg(long, value_name = "LAYERS")]
     pub lookahead: Option<usize>,
@@ -71,25 +62,9 @@ pub struct DeviceArgs {
     /// Without an activation profile, neither use what earlier runs have learnt about how often neurons are active nor learn from this one
     #[arg(long, alias = "no-history")]
     pub no_learn: bool,
-    /// Budgets from some generated token on: 50=4MiB,100=8MiB
-    #[arg(long, value_name = "TOKEN=SIZE,...", value_delimiter = ',', value_parser = parse_step)]
-    pub vram_schedule: Vec<(usize, u64)>,
-    /// Let the virtual device fail for good after so many kernels, as a GPU does after an illegal address
-    #[arg(long, hide = true, value_name = "KERNELS")]
-    pub fail_after: Option<u64>,
-    /// On the virtual device, let the scheduler run on a thread for as long as it takes; without it, it takes a stated time on the device's
-    /// clock, and the same command decides the same again
-    #[arg(long, hide = true)]
-    pub wall_clock: bool,
-    /// Balance thresholds by 1 - p, as the paper prints the loss of a neuron left out, to see what that does
-    #[arg(long, hide = true)]
-    pub printed_loss: bool,
-}
-
-fn parse_step(text: &str) -> std::result::Result<(usize, u64), String> {
-    let (token, bytes) = text.split_once('=').ok_or("take TOKEN=SIZE, as 50=4MiB")?;
-    let token = token.parse().map_err(|_| format!("'{token}' is no number of tokens"))?;
-    Ok((token, size::parse(bytes)?))
+    /// What only the laboratory's program offers.
+    #[command(flatten)]
+    pub lab: LabOptions,
 }
 
 /// As nothing was typed.
@@ -100,22 +75,16 @@ impl Default for DeviceArgs {
             vram: None,
             ffn_share: None,
             placement: "static".into(),
-            placement_seed: 1,
             machine: None,
-            barrier: false,
             policy: None,
             graphs: Switch::Off,
             tensor_cores: TensorCores::Auto,
             prompt_chunk: None,
-            prompt_parts: None,
             lookahead: None,
             lookahead_on: LookaheadOnArg::Scheduler,
             deterministic: false,
             no_learn: false,
-            vram_schedule: Vec::new(),
-            fail_after: None,
-            wall_clock: false,
-            printed_loss: false,
+            lab: LabOptions::default(),
         }
     }
 }
@@ -152,7 +121,7 @@ impl DeviceArgs {
     pub fn placement(&self) -> Placement {
         match self.placement.to_str() {
             Some("static") => Placement::Static,
-            Some("random") => Placement::Random { seed: self.placement_seed },
+            Some("random") => Placement::Random { seed: self.lab.placement_seed },
             Some("none") => Placement::Empty,
             _ => Placement::File(self.placement.clone()),
         }
@@ -197,6 +166,9 @@ impl DeviceArgs {
             DeviceArg::Auto => DeviceKind::Auto,
             DeviceArg::Virtual => DeviceKind::Virtual,
         };
+        if !self.lab.offered && matches!(self.placement(), Placement::Random { .. }) {
+            return Err(Error::Usage(format!("--placement random is of {PROGRAM}: {PROGRAM} bench --help")));
+        }
         Ok(Some(DeviceOptions {
             kind,
             vram: self.vram,
@@ -204,7 +176,7 @@ impl DeviceArgs {
             ffn_share: self.ffn_share,
             placement: self.placement(),
             machine: self.machine.clone(),
-            barrier: self.barrier,
+            barrier: self.lab.barrier,
             policy: self.policy.unwrap_or_default(),
             live: false,
             graphs: self.graphs == Switch::On,
@@ -214,7 +186,7 @@ impl DeviceArgs {
                 TensorCores::On => Some(Tiles::TensorCores),
             },
             chunk: self.prompt_chunk,
-            parts: self.prompt_parts,
+            parts: self.lab.prompt_parts,
             lookahead: self.lookahead,
             lookahead_on: match self.lookahead_on {
                 LookaheadOnArg::Scheduler => LookaheadOn::Scheduler,
@@ -223,9 +195,9 @@ impl DeviceArgs {
             deterministic: self.deterministic,
             history: !self.no_learn,
             learn: !self.no_learn,
-            fail_after: self.fail_after,
-            wall_clock: self.wall_clock,
-            printed_loss: self.printed_loss,
+            fail_after: self.lab.fail_after,
+            wall_clock: self.lab.wall_clock,
+            printed_loss: self.lab.printed_loss,
         }))
     }
 
@@ -242,18 +214,18 @@ impl DeviceArgs {
             ("--vram", self.vram.is_some()),
             ("--ffn-share", self.ffn_share.is_some()),
             ("--policy", self.policy.is_some()),
-            ("--vram-schedule", !self.vram_schedule.is_empty()),
-            ("--fail-after", self.fail_after.is_some()),
+            ("--vram-schedule", !self.lab.vram_schedule.is_empty()),
+            ("--fail-after", self.lab.fail_after.is_some()),
             ("--machine", self.machine.is_some()),
             ("--prompt-chunk", self.prompt_chunk.is_some()),
-            ("--prompt-parts", self.prompt_parts.is_some()),
+            ("--prompt-parts", self.lab.prompt_parts.is_some()),
             ("--lookahead", self.lookahead.is_some()),
             ("--lookahead-on device", self.lookahead_on == LookaheadOnArg::Device),
             ("--placement", self.placement != DeviceArgs::default().placement),
-            ("--placement-seed", self.placement_seed != DeviceArgs::default().placement_seed),
-            ("--barrier", self.barrier),
-            ("--wall-clock", self.wall_clock),
-            ("--printed-loss", self.printed_loss),
+            ("--placement-seed", self.lab.placement_seed != LabArgs::default().placement_seed),
+            ("--barrier", self.lab.barrier),
+            ("--wall-clock", self.lab.wall_clock),
+            ("--printed-loss", self.lab.printed_loss),
             ("--graphs on", self.graphs == Switch::On),
             ("--tensor-cores on", self.tensor_cores == TensorCores::On),
         ];
@@ -265,6 +237,6 @@ impl DeviceArgs {
 
     /// Budgets that hold from generated token number `token` on.
     pub fn budgets_at(&self, token: usize) -> impl Iterator<Item = u64> {
-        self.vram_schedule.iter().filter(move |(at, _)| *at == token).map(|(_, vram)| *vram)
+        self.lab.vram_schedule.iter().filter(move |(at, _)| *at == token).map(|(_, vram)| *vram)
     }
 }

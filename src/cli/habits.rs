@@ -1,6 +1,10 @@
 //! Flags that other programs of this kind have, and what to type here instead.
 
+use super::lab_arg::{self, PROGRAM};
 use clap::Command;
+
+/// Verbs that the laboratory's program alone has.
+pub const LAB_VERBS: [&str; 6] = ["synth", "record", "replay", "simulate", "experiment", "logits-hash"];
 
 /// Flags as llama.cpp and its like have them, and the answer to each.
 const ANSWERS: [(&[&str], &str); 7] = [
@@ -19,6 +23,27 @@ const ANSWERS: [(&[&str], &str); 7] = [
     (&["-sys", "--system-prompt"], "the system message is --system TEXT"),
     (&["--host", "--port"], "an address is one option: dynamicinfer serve MODEL --listen 127.0.0.1:8080"),
 ];
+
+/// The answer to a verb or an option that the other of the two programs has; `None` if neither was typed.
+pub fn elsewhere(command: &Command, args: &[String]) -> Option<String> {
+    let is_lab = command.get_name() == PROGRAM;
+    let verb = args.iter().find(|arg| !arg.starts_with('-') && *arg != "help")?;
+    if command.find_subcommand(verb).is_none() {
+        if verb == "man" {
+            return Some(format!("'man' is a part of completions: {} completions man DIR", command.get_name()));
+        }
+        let there = match is_lab {
+            true => super::help::command().find_subcommand(verb).is_some(),
+            false => LAB_VERBS.contains(&verb.as_str()),
+        };
+        let other = if is_lab { "dynamicinfer" } else { PROGRAM };
+        return there.then(|| format!("'{verb}' is a verb of {other}: {other} {verb} --help"));
+    }
+    let name = |arg: &str| arg.split_once('=').map_or(arg, |(name, _)| name).to_owned();
+    let option = args.iter().map(|arg| name(arg)).find(|name| !is_lab && lab_arg::is_option(name))?;
+    let verb = lab_arg::SHARED.iter().find(|shared| *shared == verb).unwrap_or(&"bench");
+    Some(format!("{option} is an option of {PROGRAM}: {PROGRAM} {verb} --help"))
+}
 
 /// The answer to the first of the refused arguments that is another program's flag and none of the verb's own; `None` if there is none.
 pub fn answer(command: &Command, args: &[String]) -> Option<String> {

@@ -4,27 +4,16 @@ use clap::{Arg, Command, CommandFactory};
 use std::fmt::Write as _;
 
 /// Verbs by what they are for. One that is in no group stands in the last.
-const VERBS: [(&str, &[&str]); 5] = [
+const VERBS: [Group; 5] = [
     ("Use a model", &["run", "chat", "serve", "pull", "ls", "rm", "show"]),
     ("Watch and steer the daemon", &["top", "ps", "load", "stop", "budget"]),
-    ("This machine", &["doctor", "plan", "measure", "config"]),
-    ("Prepare a model", &["pack", "train-predictor", "calibrate", "profile", "synth"]),
-    (
-        "Measure and experiment",
-        &[
-            "bench",
-            "eval",
-            "logits-hash",
-            "gpu-check",
-            "record",
-            "replay",
-            "simulate",
-            "experiment",
-            "completions",
-            "man",
-        ],
-    ),
+    ("This machine", &["doctor", "plan", "measure", "config", "completions"]),
+    ("Prepare a model", &["pack", "train-predictor", "calibrate", "profile"]),
+    ("Measure and compare", &["bench", "eval", "gpu-check"]),
 ];
+
+/// A heading and its verbs.
+pub type Group = (&'static str, &'static [&'static str]);
 
 /// Options of the verbs that run a model, by what they are about. Others stand first, under \"Options\".
 const OPTIONS: [(&str, &[&str]); 5] = [
@@ -50,32 +39,34 @@ const OPTIONS: [(&str, &[&str]); 5] = [
         "Device",
         &["device", "vram", "ffn_share", "policy", "machine", "graphs", "tensor_cores", "deterministic", "no_learn"],
     ),
-    (
-        "Experiments",
-        &["placement", "placement_seed", "prompt_chunk", "prompt_parts", "lookahead", "vram_schedule", "trace"],
-    ),
+    ("Experiments", &["placement", "prompt_chunk", "lookahead", "trace"]),
 ];
 
 const RUN_A_MODEL: [&str; 7] = ["run", "chat", "serve", "load", "bench", "eval", "logits-hash"];
 
-/// The whole command line.
+/// The product's whole command line.
 pub fn command() -> Command {
-    let command = super::Args::command().mut_subcommands(|verb| match RUN_A_MODEL.contains(&verb.get_name()) {
+    in_groups(super::Args::command(), &VERBS)
+}
+
+/// A command line with its verbs and options in groups.
+pub fn in_groups(command: Command, groups: &[Group]) -> Command {
+    let command = command.mut_subcommands(|verb| match RUN_A_MODEL.contains(&verb.get_name()) {
         true => verb.mut_args(under_its_heading),
         false => verb,
     });
     let styles = clap::builder::Styles::styled();
     let (on, off) = (styles.get_header().render(), styles.get_header().render_reset());
     let heading = |text: &str| format!("\n{on}{text}:{off}\n");
-    let (verbs, options) = (verbs(&command, heading), heading("Options"));
+    let (verbs, options) = (verbs(&command, groups, heading), heading("Options"));
     command.help_template(format!(
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n{verbs}{options}{{options}}{{after-help}}"
     ))
 }
 
-/// As [`command`], without the verb `help`, at any depth: each verb's page says the same.
-pub fn without_help_verbs() -> Command {
-    command().mut_subcommands(|verb| verb.disable_help_subcommand(true))
+/// A command line without the verb `help`, at any depth: each verb's page says the same.
+pub fn without_help_verbs(command: Command) -> Command {
+    command.mut_subcommands(|verb| verb.disable_help_subcommand(true))
 }
 
 fn under_its_heading(option: Arg) -> Arg {
@@ -87,14 +78,14 @@ fn under_its_heading(option: Arg) -> Arg {
 }
 
 /// A heading and a line for each verb.
-fn verbs(command: &Command, line: impl Fn(&str) -> String) -> String {
+fn verbs(command: &Command, groups: &[Group], line: impl Fn(&str) -> String) -> String {
     let all: Vec<&Command> = command.get_subcommands().filter(|verb| !verb.is_hide_set()).collect();
-    let grouped = |name: &str| VERBS.iter().any(|(_, verbs)| verbs.contains(&name));
+    let grouped = |name: &str| groups.iter().any(|(_, verbs)| verbs.contains(&name));
     let mut text = String::new();
-    for (at, (heading, names)) in VERBS.iter().enumerate() {
+    for (at, (heading, names)) in groups.iter().enumerate() {
         text += &line(heading);
         let named = names.iter().filter_map(|name| all.iter().find(|verb| verb.get_name() == *name));
-        let rest = all.iter().filter(|verb| at + 1 == VERBS.len() && !grouped(verb.get_name()));
+        let rest = all.iter().filter(|verb| at + 1 == groups.len() && !grouped(verb.get_name()));
         for verb in named.chain(rest) {
             let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
             let _ = writeln!(text, "  {:16} {about}", verb.get_name());

@@ -5,57 +5,51 @@ macro_rules! eprintln {
     ($($text:tt)*) => { $crate::cli::say(format_args!($($text)*)) };
 }
 
-mod bench;
+pub(crate) mod bench;
 mod calibrate;
-mod chart;
+pub(crate) mod chart;
 mod chat;
 mod chat_backend;
 mod chat_commands;
 mod chat_session;
-mod completions;
+pub(crate) mod completions;
 mod config;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod daemon_verbs;
-mod device_arg;
+pub(crate) mod device_arg;
 mod doctor;
-mod eval;
-mod experiment;
+pub(crate) mod eval;
 #[cfg(feature = "cuda")]
 mod gpu_check;
-mod habits;
-mod help;
+pub(crate) mod habits;
+pub(crate) mod help;
+pub(crate) mod lab_arg;
 mod loader_arg;
 mod log_writer;
-mod logits_hash;
 mod ls;
-mod machine_arg;
-mod man;
+pub(crate) mod machine_arg;
 mod measure;
-mod model_arg;
-mod output;
+pub(crate) mod model_arg;
+pub(crate) mod output;
 mod pack;
 mod plan;
 mod plan_ram;
 mod plan_subject;
-mod policy_arg;
+pub(crate) mod policy_arg;
 mod profile;
 mod profile_plots;
-mod progress;
+pub(crate) mod progress;
 #[cfg(feature = "pull")]
 mod pull;
-mod record;
-mod replay;
 mod rm;
-mod run;
+pub(crate) mod run;
 mod sampling_arg;
-mod serve;
+pub(crate) mod serve;
 mod settings_arg;
 mod show;
-mod simulate;
-mod size;
-mod sparsity_arg;
-mod synth;
+pub(crate) mod size;
+pub(crate) mod sparsity_arg;
 #[cfg(feature = "tui")]
 mod top;
 mod trace_arg;
@@ -65,11 +59,12 @@ mod wrap;
 pub use crate::open::embedded::{File, carry};
 
 use crate::error::{Error, Result, human_bytes, is_unprintable, safe_text};
-use clap::{FromArgMatches, Parser, Subcommand};
+use clap::{Command, FromArgMatches, Parser, Subcommand};
 use progress::stoppable;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 /// Runs language models that do not fit in VRAM, neuron by neuron.
 ///
@@ -122,56 +117,73 @@ enum Verb {
     Pack(pack::Args),
     Bench(bench::Args),
     Eval(eval::Args),
-    LogitsHash(logits_hash::Args),
     Profile(profile::Args),
     Measure(measure::Args),
     Plan(plan::Args),
-    Synth(synth::Args),
     TrainPredictor(train_predictor::Args),
     Calibrate(calibrate::Args),
-    Record(record::Args),
-    Replay(replay::Args),
-    Simulate(simulate::Args),
-    Experiment(experiment::Args),
     Completions(completions::Args),
-    Man(man::Args),
+}
+
+/// One of the programs of this package, as it was called.
+pub(crate) trait Program: FromArgMatches {
+    /// As it is typed.
+    const NAME: &'static str;
+
+    /// Whether it is the daemon, which has a log and ways with signals of its own.
+    fn is_daemon(&self) -> bool;
+
+    /// Whether it computes; verbs that do not are to be there at once.
+    fn computes(&self) -> bool;
+
+    /// # Errors
+    /// Whatever its verb could not do.
+    fn run(self) -> Result<()>;
+}
+
+impl Program for Args {
+    const NAME: &'static str = "dynamicinfer";
+
+    fn is_daemon(&self) -> bool {
+        matches!(self.verb, Verb::Serve(_))
+    }
+
+    fn computes(&self) -> bool {
+        self.verb.computes()
+    }
+
+    fn run(self) -> Result<()> {
+        dispatch(self.verb)
+    }
 }
 
 /// The program. Returns its exit status.
 pub fn main() -> ExitCode {
+    start::<Args>(&help::command())
+}
+
+/// A program with this command line. Returns its exit status.
+pub(crate) fn start<P: Program>(command: &Command) -> ExitCode {
     let first = std::env::args_os().nth(1);
     if let Some(done) = crate::api::child(first.as_deref().and_then(std::ffi::OsStr::to_str)) {
         return done;
     }
-    let command = help::command();
-    let parsed = command.clone().try_get_matches().and_then(|found| Args::from_arg_matches(&found));
-    let args = match parsed {
-        Ok(args) => args,
-        Err(error) => {
-            let typed: Vec<String> =
-                std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
-            if let Some(answer) = habits::answer(&command, &typed).filter(|_| error.use_stderr()) {
-                eprintln!("dynamicinfer: {answer}");
-                return ExitCode::from(2);
-            }
-            // Help and version are data, everything else is a complaint; both may go into a closed pipe.
-            // It repeats what was typed, or what a shell made of a file's name.
-            if error.use_stderr() && std::env::args_os().any(|arg| arg.to_string_lossy().contains(is_unprintable)) {
-                eprintln!("{}", error.render().to_string().trim_end());
-            } else {
-                let _ = error.print();
-            }
-            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
-        }
+    // Set once, here: a process is one program.
+    let _ = NAME.set(P::NAME);
+    let parsed = command.clone().try_get_matches().and_then(|found| P::from_arg_matches(&found));
+    let program = match parsed {
+        Ok(program) => program,
+        Err(error) => return refused(command, &error),
     };
-    log(matches!(args.verb, Verb::Serve(_)));
+    log(program.is_daemon());
     warn_of_variables();
     // The daemon has its own ways with signals.
-    if !matches!(args.verb, Verb::Serve(_)) {
+    if !program.is_daemon() {
         crate::interrupt::install();
     }
     let done = match crate::cpu::Isa::asked_for() {
-        Ok(_) => start_pool(&args.verb).and_then(|()| dispatch(args.verb)),
+        Ok(_) if program.computes() => start_pool().and_then(|()| program.run()),
+        Ok(_) => program.run(),
         Err(why) => Err(Error::Usage(why)),
     };
     let code = match done {
@@ -180,12 +192,37 @@ pub fn main() -> ExitCode {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             // Where stderr is closed, the exit status remains.
-            eprintln!("dynamicinfer: {error}");
+            eprintln!("{}: {error}", name());
             ExitCode::from(error.exit_code())
         }
     };
     log_writer::finish();
     code
+}
+
+static NAME: OnceLock<&'static str> = OnceLock::new();
+
+/// Name of the program that runs, with which errors begin.
+fn name() -> &'static str {
+    NAME.get().copied().unwrap_or(Args::NAME)
+}
+
+/// Says what is wrong with a command line, or shows the help that was asked for.
+fn refused(command: &Command, error: &clap::Error) -> ExitCode {
+    let typed: Vec<String> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let answer = || habits::elsewhere(command, &typed).or_else(|| habits::answer(command, &typed));
+    if let Some(answer) = error.use_stderr().then(answer).flatten() {
+        eprintln!("{}: {answer}", name());
+        return ExitCode::from(2);
+    }
+    // Help and version are data, everything else is a complaint; both may go into a closed pipe.
+    // It repeats what was typed, or what a shell made of a file's name.
+    if error.use_stderr() && std::env::args_os().any(|arg| arg.to_string_lossy().contains(is_unprintable)) {
+        eprintln!("{}", error.render().to_string().trim_end());
+    } else {
+        let _ = error.print();
+    }
+    ExitCode::from(if error.use_stderr() { 2 } else { 0 })
 }
 
 /// Tells of environment variables that were meant for this program and do nothing.
@@ -224,40 +261,33 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Pack(args) => stoppable(|| (), || pack::run(args)),
         Verb::Bench(args) => bench::run(args),
         Verb::Eval(args) => eval::run(args),
-        Verb::LogitsHash(args) => logits_hash::run(args),
         Verb::Profile(args) => profile::run(args),
         Verb::Measure(args) => measure::run(args),
         Verb::Plan(args) => stoppable(|| (), || plan::run(args)),
-        Verb::Synth(args) => stoppable(|| (), || synth::run(args)),
         Verb::TrainPredictor(args) => train_predictor::run(args),
         Verb::Calibrate(args) => calibrate::run(args),
-        Verb::Record(args) => record::run(args),
-        Verb::Replay(args) => stoppable(|| (), || replay::run(args)),
-        Verb::Simulate(args) => stoppable(|| (), || simulate::run(args)),
-        Verb::Experiment(args) => experiment::run(args),
-        Verb::Completions(args) => completions::run(args),
-        Verb::Man(args) => man::run(args),
+        Verb::Completions(args) => completions::run(args, help::command()),
+    }
+}
+
+impl Verb {
+    /// Whether it computes; those that do not are to be there at once.
+    fn computes(&self) -> bool {
+        use Verb::{Budget, Completions, Config, Doctor, Load, Ls, Ps, Rm, Stop};
+        match self {
+            Budget(_) | Completions(_) | Config(_) | Doctor(_) | Load(_) | Ls(_) | Ps(_) | Rm(_) | Stop(_) => false,
+            #[cfg(feature = "tui")]
+            Verb::Top(_) => false,
+            #[cfg(feature = "pull")]
+            Verb::Pull(_) => false,
+            _ => true,
+        }
     }
 }
 
 /// Starts the threads that rayon's users share, in a number that has a limit: left to itself it starts as many as a variable says, and
 /// ends the program where it cannot.
-fn start_pool(verb: &Verb) -> Result<()> {
-    use Verb::{Budget, Completions, Config, Doctor, Load, Ls, Man, Ps, Rm, Stop};
-    // Those that compute nothing are to be there at once.
-    let computes = match verb {
-        Budget(_) | Completions(_) | Config(_) | Doctor(_) | Load(_) | Ls(_) | Man(_) | Ps(_) | Rm(_) | Stop(_) => {
-            false
-        }
-        #[cfg(feature = "tui")]
-        Verb::Top(_) => false,
-        #[cfg(feature = "pull")]
-        Verb::Pull(_) => false,
-        _ => true,
-    };
-    if !computes {
-        return Ok(());
-    }
+fn start_pool() -> Result<()> {
     let threads = crate::config::pool_threads();
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|e| {
         Error::Memory(format!(
@@ -288,7 +318,7 @@ fn log(daemon: bool) {
 
 /// Prints to stdout, whatever the text came from: nothing in it does more on a terminal than be read. A closed pipe is an error that
 /// ends the program quietly.
-fn print(text: &str) -> Result<()> {
+pub(crate) fn print(text: &str) -> Result<()> {
     print_as_it_is(&safe_text(text))
 }
 
@@ -299,20 +329,20 @@ fn print_as_it_is(text: &str) -> Result<()> {
 }
 
 /// A line of talk on stderr, as safe as [`print`]. Where it cannot be written that is no failure.
-fn say(text: std::fmt::Arguments) {
+pub(crate) fn say(text: std::fmt::Arguments) {
     let mut line = safe_text(&text.to_string()).into_owned();
     line.push('\n');
     log_writer::write_line(&line);
 }
 
 /// Prints a document, as [`safe_json`] writes it.
-fn print_json(value: &impl serde::Serialize) -> Result<()> {
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
     print(&safe_json(value))
 }
 
 /// A document with a line feed at its end. What JSON lets stand in a string and a terminal acts on is written as its number, which is the
 /// same JSON.
-fn safe_json(value: &impl serde::Serialize) -> String {
+pub(crate) fn safe_json(value: &impl serde::Serialize) -> String {
     let text = serde_json::to_string_pretty(value).expect("plain data");
     let mut safe = String::with_capacity(text.len() + 1);
     for c in text.chars() {

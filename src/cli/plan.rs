@@ -81,7 +81,7 @@ pub struct Args {
     /// Solve it as an integer programme too, for at most these many seconds, and compare
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     ilp: Option<f64>,
-    /// Without --vram: tokens that `record` wrote down of this model on a text of yours, in place of ones drawn by the profile
+    /// Without --vram: tokens that `dynamicinfer-lab record` wrote down of this model on a text of yours, in place of ones drawn by the profile
     #[arg(long, value_name = "FILE", conflicts_with_all = ["vram", "ffn_share", "shape"])]
     trace: Option<PathBuf>,
     /// Which neurons stay in memory where not all fit, as of `bench`

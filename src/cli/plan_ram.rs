@@ -49,7 +49,7 @@ fn recorded(model: &Model, path: &Path) -> Result<TraceFile> {
         return Ok(trace);
     }
     Err(Error::Usage(format!(
-        "--trace {}: it is of another model ({}); record this one: dynamicinfer record MODEL --text FILE -o FILE.trace",
+        "--trace {}: it is of another model ({}); record this one: dynamicinfer-lab record MODEL --text FILE -o FILE.trace",
         printable(&path.to_string_lossy()),
         printable(&of.model)
     )))

@@ -30,7 +30,7 @@ pub fn stoppable<T>(kept: impl FnOnce() + Send + 'static, work: impl FnOnce() ->
             eprintln!("");
         }
         kept();
-        eprintln!("dynamicinfer: interrupted");
+        eprintln!("{}: interrupted", super::name());
     };
     interrupt::hurried(restore, work)
 }

@@ -134,7 +134,7 @@ pub fn run(args: Args) -> Result<()> {
 impl Args {
     /// On a terminal, without a prompt and with nothing that only a single answer has, people want to talk.
     fn wants_a_chat(&self) -> bool {
-        let single = self.raw || self.json || self.trace.is_on() || !self.device.vram_schedule.is_empty();
+        let single = self.raw || self.json || self.trace.is_on() || !self.device.lab.vram_schedule.is_empty();
         let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
         self.prompt.is_none() && !single && terminal
     }

@@ -80,7 +80,7 @@ impl sections::Header for Header {
     const MAGIC: [u8; 8] = *b"TRACE\0\0\0";
     const VERSION: u32 = 1;
     const NOUN: &'static str = "trace";
-    const REMEDY: &'static str = "make it again with `dynamicinfer record MODEL --text FILE`";
+    const REMEDY: &'static str = "make it again with `dynamicinfer-lab record MODEL --text FILE`";
 
     fn sections(&self) -> &[Section] {
         &self.sections

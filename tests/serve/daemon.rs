@@ -59,7 +59,7 @@ impl Answer {
 }
 
 pub fn command(dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+    let mut command = Command::new(super::programs::program(args));
     // Packed once for all tests; the rest is the test's own.
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve-cache");
     command.args(args).current_dir(dir).stdin(Stdio::null());

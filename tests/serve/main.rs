@@ -16,6 +16,8 @@ mod memory;
 mod messages;
 mod neighbours;
 mod options;
+#[path = "../support/programs.rs"]
+mod programs;
 mod ram;
 mod schemas;
 mod signals;

@@ -148,7 +148,10 @@ fn resolve(path: Path, modules: &BTreeMap<Path, Module>, depth: usize) -> Path {
 }
 
 fn sources() -> Vec<(String, String)> {
-    source_files().into_iter().filter(|(path, _)| path.starts_with("src/") && path != "src/main.rs").collect()
+    source_files()
+        .into_iter()
+        .filter(|(path, _)| path.starts_with("src/") && path != "src/main.rs" && !path.starts_with("src/bin/"))
+        .collect()
 }
 
 #[test]

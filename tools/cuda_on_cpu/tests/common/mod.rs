@@ -49,7 +49,9 @@ impl Machine {
 
     /// The program with these arguments, on this machine. Its folders are the machine's.
     pub fn program(&self, args: &[&str], environment: &[(&str, &str)]) -> Done {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_program"));
+        let of_lab = args.iter().any(|arg| matches!(*arg, "experiment" | "logits-hash" | "--vram-schedule"));
+        let program = if of_lab { env!("CARGO_BIN_EXE_program-lab") } else { env!("CARGO_BIN_EXE_program") };
+        let mut command = Command::new(program);
         command.args(args).env("HOME", self.dir.path()).env("XDG_CACHE_HOME", cache());
         done(command.env("LD_LIBRARY_PATH", self.dir.path()).envs(environment.iter().copied()))
     }

@@ -1,6 +1,6 @@
-use super::device_arg::DeviceArgs;
-use super::model_arg::{EngineArgs, ModelArgs, Terminal};
-use super::sparsity_arg::SparsityArgs;
+use crate::cli::device_arg::DeviceArgs;
+use crate::cli::model_arg::{EngineArgs, ModelArgs, Terminal};
+use crate::cli::sparsity_arg::SparsityArgs;
 use crate::cpu::MAX_COLUMNS;
 use crate::error::{Error, Result};
 use crate::lab::logits_hash::{context, logits_hashes};
@@ -51,8 +51,8 @@ pub fn run(mut args: Args) -> Result<()> {
     let mut engine = open_model(model, &options, &Terminal)?.engine;
     let hashes = logits_hashes(&mut engine, &args.sequences, &args.n_prompt, kv)?;
     if args.json {
-        return super::print_json(&hashes);
+        return crate::cli::print_json(&hashes);
     }
     let lines = hashes.iter().map(|line| format!("{}  {}\n", line.hash, line.pass));
-    super::print(&lines.collect::<String>())
+    crate::cli::print(&lines.collect::<String>())
 }

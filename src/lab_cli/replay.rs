@@ -1,6 +1,6 @@
-use super::chart::{self, Axis, Line, Plot};
-use super::policy_arg;
-use super::progress::{Progress, Unit};
+use crate::cli::chart::{self, Axis, Line, Plot};
+use crate::cli::policy_arg;
+use crate::cli::progress::{Progress, Unit};
 use crate::error::{Error, Result};
 use crate::formats::profile_file;
 use crate::formats::trace_file::TraceFile;
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A file of `dynamicinfer record`
+    /// A file of `dynamicinfer-lab record`
     trace: PathBuf,
     /// Policies [default: all]
     #[arg(long, num_args = 1.., value_name = "POLICY", ignore_case = true, value_parser = policy_arg::names())]
@@ -85,10 +85,10 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  dynamicinfer record demo --text a.txt b.txt -o demo.trace
-  dynamicinfer replay demo.trace
-  dynamicinfer replay demo.trace --policy static full --ffn-share 0.2 --link 1 2 4 8 --plot plots
-  dynamicinfer replay demo.trace --profile demo.activation.profile --placement random";
+  dynamicinfer-lab record demo --text a.txt b.txt -o demo.trace
+  dynamicinfer-lab replay demo.trace
+  dynamicinfer-lab replay demo.trace --policy static full --ffn-share 0.2 --link 1 2 4 8 --plot plots
+  dynamicinfer-lab replay demo.trace --profile demo.activation.profile --placement random";
 
 /// What is on the device at the beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -293,7 +293,7 @@ pub fn run(args: Args) -> Result<()> {
             eprintln!("{} written", path.display());
         }
     }
-    if args.json { super::print_json(&report) } else { super::print(&table(&report, &policies)) }
+    if args.json { crate::cli::print_json(&report) } else { crate::cli::print(&table(&report, &policies)) }
 }
 
 /// Frequencies of a profile.

@@ -1,5 +1,5 @@
-use super::model_arg::parse_activation;
-use super::progress::{Progress, Unit};
+use crate::cli::model_arg::parse_activation;
+use crate::cli::progress::{Progress, Unit};
 use crate::error::{Error, Result};
 use crate::formats::gguf_writer;
 use crate::formats::neuron_store;
@@ -149,7 +149,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     progress.finish();
     let bytes = size(output)?;
-    eprintln!("{} written, {}", output.display(), super::human_bytes(bytes));
+    eprintln!("{} written, {}", output.display(), crate::error::human_bytes(bytes));
     let mut report = json!({ "output": output, "bytes": bytes, "parameters": config.parameters(), "seed": args.seed });
     if let Some(law) = law {
         eprintln!("{}", planted(&law));
@@ -161,7 +161,7 @@ pub fn run(args: Args) -> Result<()> {
         report["predictor"] = json!(predictor);
         report["statistics"] = json!(statistics);
     }
-    if args.json { super::print_json(&report) } else { Ok(()) }
+    if args.json { crate::cli::print_json(&report) } else { Ok(()) }
 }
 
 fn mixture(args: &Args) -> Option<Mixture> {
@@ -215,7 +215,7 @@ fn tell(s: &Statistics, predictor: &Path) -> Result<()> {
     eprintln!(
         "{} written, {}; a token reads {} of the model's bytes for it",
         predictor.display(),
-        super::human_bytes(bytes),
+        crate::error::human_bytes(bytes),
         percent(share)
     );
     for d in &s.predictor {

@@ -1,9 +1,9 @@
-use super::eval::read_texts;
-use super::model_arg::{EngineArgs, ModelArgs, check_context};
-use super::output;
-use super::progress::{Progress, Unit};
-use super::size;
-use super::sparsity_arg;
+use crate::cli::eval::read_texts;
+use crate::cli::model_arg::{EngineArgs, ModelArgs, check_context};
+use crate::cli::output;
+use crate::cli::progress::{Progress, Unit};
+use crate::cli::size;
+use crate::cli::sparsity_arg;
 use crate::error::{Error, Result, human_bytes};
 use crate::formats::sections;
 use crate::formats::trace_file::{EXTENSION, Header, TraceFile};
@@ -108,11 +108,11 @@ struct Mixture {
 
 const EXAMPLES: &str = "\
 Examples:
-  dynamicinfer record demo --text a.txt b.txt -o demo.trace
-  dynamicinfer record M --text chat.txt --ahead 2 --max-tokens 2000 -o m.trace
-  dynamicinfer record --synth -o paper.trace
-  dynamicinfer record --synth --experts 128 --experts-used 8 --layers 48 --reuse 2 --skew 0.5 -o moe.trace
-  dynamicinfer replay demo.trace --ffn-share 0.3 0.5 --link 2 5       which neurons would have been on a GPU";
+  dynamicinfer-lab record demo --text a.txt b.txt -o demo.trace
+  dynamicinfer-lab record M --text chat.txt --ahead 2 --max-tokens 2000 -o m.trace
+  dynamicinfer-lab record --synth -o paper.trace
+  dynamicinfer-lab record --synth --experts 128 --experts-used 8 --layers 48 --reuse 2 --skew 0.5 -o moe.trace
+  dynamicinfer-lab replay demo.trace --ffn-share 0.3 0.5 --link 2 5       which neurons would have been on a GPU";
 
 pub fn run(args: Args) -> Result<()> {
     if args.output.extension().is_none_or(|e| e != EXTENSION) {
@@ -187,7 +187,7 @@ pub fn run(args: Args) -> Result<()> {
     let recalls = result?;
     eprintln!("{} written", args.output.display());
     if !args.lookaheads.is_empty() {
-        super::print_json(&serde_json::json!({ "recall": recalls[1..] }))?;
+        crate::cli::print_json(&serde_json::json!({ "recall": recalls[1..] }))?;
     }
     if let Some(share) = recalls[0].share().filter(|_| !engine.model.has_neurons()) {
         let layers = if args.ahead == 1 { "1 layer".to_owned() } else { format!("{} layers", args.ahead) };
@@ -204,7 +204,7 @@ pub fn run(args: Args) -> Result<()> {
 fn read(args: &Args, tokenizer: &Tokenizer) -> Result<Vec<(String, Vec<u32>)>> {
     let mut texts = Vec::new();
     for path in &args.text {
-        let mut tokens = tokenizer.encode_prompt(&super::eval::read_text(path)?, Special::AsText)?;
+        let mut tokens = tokenizer.encode_prompt(&crate::cli::eval::read_text(path)?, Special::AsText)?;
         tokens.truncate(args.max_tokens.unwrap_or(usize::MAX));
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if tokens.is_empty() {

@@ -2,12 +2,12 @@ mod beside;
 mod chunks;
 mod prompts;
 
-use super::chart::{self, Axis, Line, Plot};
-use super::machine_arg;
-use super::model_arg::ModelArgs;
-use super::policy_arg;
-use super::progress::{Progress, Unit};
-use super::size;
+use crate::cli::chart::{self, Axis, Line, Plot};
+use crate::cli::machine_arg;
+use crate::cli::model_arg::ModelArgs;
+use crate::cli::policy_arg;
+use crate::cli::progress::{Progress, Unit};
+use crate::cli::size;
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::rows::Quant;
@@ -68,7 +68,7 @@ pub struct Args {
     /// Policies [default: all]
     #[arg(long, num_args = 1.., value_name = "POLICY", ignore_case = true, value_parser = policy_arg::names())]
     pub policy: Vec<Policy>,
-    /// A file of `dynamicinfer record` with two or more texts, instead of a synthetic trace
+    /// A file of `dynamicinfer-lab record` with two or more texts, instead of a synthetic trace
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Of the synthetic trace: share of neurons that are active for a token
@@ -117,12 +117,12 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  dynamicinfer simulate --papers                                            the paper's set-ups, beside its figures
-  dynamicinfer simulate --shape llama-13b --machine rtx-4090 --vram 12GiB 16GiB 20GiB 24GiB --active 0.22
-  dynamicinfer simulate --shape llama-70b --quant q4_0 --machine rtx-4090 --vram 23GiB --policy static full --lookahead 3
-  dynamicinfer simulate demo --trace demo.trace --machine demo-pc --vram 3MiB
-  dynamicinfer simulate --shape qwen3-30b-a3b --trace moe.trace --machine rtx-3060-12gb --vram 11GiB --prefill 512
-  dynamicinfer simulate --shape llama-7b --machine rtx-4090 --threshold 0   the CPU alone, every neuron";
+  dynamicinfer-lab simulate --papers                                            the paper's set-ups, beside its figures
+  dynamicinfer-lab simulate --shape llama-13b --machine rtx-4090 --vram 12GiB 16GiB 20GiB 24GiB --active 0.22
+  dynamicinfer-lab simulate --shape llama-70b --quant q4_0 --machine rtx-4090 --vram 23GiB --policy static full --lookahead 3
+  dynamicinfer-lab simulate demo --trace demo.trace --machine demo-pc --vram 3MiB
+  dynamicinfer-lab simulate --shape qwen3-30b-a3b --trace moe.trace --machine rtx-3060-12gb --vram 11GiB --prefill 512
+  dynamicinfer-lab simulate --shape llama-7b --machine rtx-4090 --threshold 0   the CPU alone, every neuron";
 
 pub fn parse_placement(text: &str) -> std::result::Result<Placement, String> {
     match text {
@@ -183,9 +183,9 @@ pub fn run(args: Args) -> Result<()> {
         }
     }
     if args.json {
-        return super::print_json(&reports);
+        return crate::cli::print_json(&reports);
     }
-    reports.iter().try_for_each(|r| super::print(&shown(r)))
+    reports.iter().try_for_each(|r| crate::cli::print(&shown(r)))
 }
 
 /// One report for each set-up that is asked for.
@@ -353,7 +353,8 @@ pub fn synthetic_trace(active: f64, ahead: usize, seed: u64) -> Result<TraceFile
     if let Ok(trace) = TraceFile::open(&path) {
         return Ok(trace);
     }
-    let progress = Progress::new(format!("making up a trace, {}", super::human_bytes(shape.bytes())), Unit::Tokens);
+    let progress =
+        Progress::new(format!("making up a trace, {}", crate::error::human_bytes(shape.bytes())), Unit::Tokens);
     write_trace(&shape, &path, |done, all| progress.step(done, all))?;
     progress.finish();
     TraceFile::open(&path)
@@ -368,7 +369,8 @@ fn as_published(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
     }
     // The trial of another process is not measured.
     let trial = kept(&format!("trial-{}", std::process::id()))?;
-    let progress = Progress::new(format!("calibrating a trace, {}", super::human_bytes(shape.bytes())), Unit::Tokens);
+    let progress =
+        Progress::new(format!("calibrating a trace, {}", crate::error::human_bytes(shape.bytes())), Unit::Tokens);
     let shape = calibrate(&shape, |shape| {
         write_trace(shape, &trial, |done, all| progress.step(done, all))?;
         Ok(Statistics::of(&TraceFile::open(&trial)?))
@@ -431,7 +433,7 @@ fn tables(r: &Report) -> String {
     let mut times = empty(&["VRAM, policy", "ms: attention", "predictor", "FFN", "head"]);
     let mut moves = empty(&["VRAM, policy", "ms: FFN on GPU", "on CPU", "MB moved a token", "moving"]);
     for row in &r.rows {
-        let vram = row.vram_bytes.map_or("-".into(), super::human_bytes);
+        let vram = row.vram_bytes.map_or("-".into(), crate::error::human_bytes);
         // So that no line of it is taken for a measurement.
         let speed = format!("{:.2} sim.", row.tokens_per_s);
         let Some(o) = &row.outcome else {

@@ -2,8 +2,9 @@
 //! unknown one is refused.
 
 use crate::cli::device_arg::{DeviceArgs, LookaheadOnArg, Switch, TensorCores};
+use crate::cli::lab_arg::{LabArgs, LabOptions};
 use crate::cli::model_arg::{KvArg, PrefillArg, RamPart, Terminal, parse_activation, parse_isa, ram_options};
-use crate::cli::{eval, simulate, size};
+use crate::cli::{eval, size};
 use crate::engine::Engine;
 use crate::error::{Error, Result, excerpt};
 use crate::evaluation::bench::{BenchOptions, Watch, speed};
@@ -12,6 +13,7 @@ use crate::lab::experiment::rows::Metrics;
 use crate::lab::experiment::{Arm, Method, Spec, Value, arm_name};
 use crate::lab::replay::{self, ReplayOptions, bound, frequencies};
 use crate::lab::simulate::case::POSITION;
+use crate::lab_cli::simulate;
 use crate::machine::measure::ReadBandwidth;
 use crate::open::report::report;
 use crate::open::{DeviceOptions, EngineOptions, ModelOptions, RamOptions, SparsityOptions, open};
@@ -180,23 +182,25 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
         vram: f.read("vram", size::parse)?,
         ffn_share: f.get("ffn_share")?,
         placement: f.get("placement")?.unwrap_or_else(|| "static".into()),
-        placement_seed: f.get("placement_seed")?.unwrap_or(1),
         machine: f.get("machine")?,
-        barrier: f.flag("barrier")?,
         policy: f.get("policy")?,
         graphs: f.one_of("graphs")?.unwrap_or(Switch::Off),
         tensor_cores: f.one_of("tensor_cores")?.unwrap_or(TensorCores::Auto),
         prompt_chunk: f.get("prompt_chunk")?,
-        prompt_parts: f.get("prompt_parts")?,
         lookahead: f.get("lookahead")?,
         lookahead_on: f.one_of("lookahead_on")?.unwrap_or(LookaheadOnArg::Scheduler),
         deterministic: f.flag("deterministic")?,
         // Rows must not learn from those before them.
         no_learn: f.get("no_history")?.unwrap_or(true),
-        vram_schedule: Vec::new(),
-        fail_after: f.get("fail_after")?,
-        wall_clock: f.flag("wall_clock")?,
-        printed_loss: f.flag("printed_loss")?,
+        lab: LabOptions::of(LabArgs {
+            placement_seed: f.get("placement_seed")?.unwrap_or(1),
+            barrier: f.flag("barrier")?,
+            prompt_parts: f.get("prompt_parts")?,
+            vram_schedule: Vec::new(),
+            fail_after: f.get("fail_after")?,
+            wall_clock: f.flag("wall_clock")?,
+            printed_loss: f.flag("printed_loss")?,
+        }),
     };
     let refused = "an arm cannot be: vram_share is of a device, from 0 to 1, and takes the place of vram";
     let wrong = vram_share.is_some_and(|share: f64| !(0.0..=1.0).contains(&share) || args.vram.is_some());

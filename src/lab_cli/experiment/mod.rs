@@ -3,10 +3,10 @@ mod figures;
 mod index;
 mod page;
 
-use super::chart;
-use super::machine_arg;
-use super::progress::{Progress, Unit};
-use super::safe_json;
+use crate::cli::chart;
+use crate::cli::machine_arg;
+use crate::cli::progress::{Progress, Unit};
+use crate::cli::safe_json;
 use crate::clock;
 use crate::error::{Error, Result, printable, safe_text};
 use crate::formats::machine_profile::MachineProfile;
@@ -41,10 +41,10 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  dynamicinfer experiment configs/experiments/vram_sweep.toml
-  dynamicinfer experiment configs/experiments/ablation.toml --out runs/ablation
-  dynamicinfer experiment configs/experiments/thresholds.toml --list       which rows it would make
-  dynamicinfer experiment --all runs                                       pages of what was recorded, and an index";
+  dynamicinfer-lab experiment configs/experiments/vram_sweep.toml
+  dynamicinfer-lab experiment configs/experiments/ablation.toml --out runs/ablation
+  dynamicinfer-lab experiment configs/experiments/thresholds.toml --list       which rows it would make
+  dynamicinfer-lab experiment --all runs                                       pages of what was recorded, and an index";
 
 /// `run.json`
 #[derive(Serialize, Deserialize)]
@@ -75,7 +75,7 @@ struct Session {
     commit: String,
     cpu: String,
     threads: usize,
-    /// As it was typed, `dynamicinfer experiment FILE --out DIR`; empty in records of earlier versions.
+    /// As it was typed, `dynamicinfer-lab experiment FILE --out DIR`; empty in records of earlier versions.
     #[serde(default)]
     command: String,
     /// Measured when the session began; absent where no row is a measurement.
@@ -94,7 +94,7 @@ pub fn run(args: Args) -> Result<()> {
     let (arms, order) = (spec.arms(), spec.order());
     if args.list {
         let line = |&(arm, repeat): &(usize, usize)| format!("{} repeat={repeat}\n", arm_name(&arms[arm]));
-        return super::print(&order.iter().map(line).collect::<String>());
+        return crate::cli::print(&order.iter().map(line).collect::<String>());
     }
     if !spec.without_card.is_empty() && !crate::open::cuda::is_there()? {
         eprintln!("there is no NVIDIA card; instead: {}", arm_name(&spec.without_card()));
@@ -220,7 +220,7 @@ fn read_rows(dir: &Path) -> Result<Vec<Row>> {
 
 /// What makes the same rows again.
 fn command(file: &Path, dir: &Path) -> String {
-    format!("dynamicinfer experiment {} --out {}", file.display(), dir.display())
+    format!("dynamicinfer-lab experiment {} --out {}", file.display(), dir.display())
 }
 
 fn session(spec: &Spec) -> Result<Session> {
@@ -272,7 +272,7 @@ fn report(dir: &Path, spec: &Spec, record: &Record, rows: &[Row]) -> Result<()> 
     }
     write(&dir.join("summary.md"), &page::markdown(spec, record, &summary, rows, &figures))?;
     write(&dir.join("summary.html"), &page::html(spec, record, &summary, rows, &figures))?;
-    super::print(&summary.markdown())?;
+    crate::cli::print(&summary.markdown())?;
     eprintln!("{} is the report", dir.join("summary.html").display());
     Ok(())
 }
