@@ -2,6 +2,7 @@
 
 use super::settings_arg::{chosen, is_of_load};
 use super::size;
+use crate::cache::{PerTier, Tier};
 use crate::device::Tiles;
 use crate::error::{Error, Result};
 use crate::open::{DeviceKind, DeviceOptions, LookaheadOn, Placement};
@@ -84,6 +85,23 @@ pub struct DeviceArgs {
     /// Balance thresholds by 1 - p, as the paper prints the loss of a neuron left out, to see what that does
     #[arg(long, hide = true)]
     pub printed_loss: bool,
+    /// Under a policy that balances thresholds, set the device's instead: the probability from which on it computes a neuron
+    #[arg(long, hide = true, value_name = "PROBABILITY", requires = "theta_cpu", value_parser = parse_theta, allow_hyphen_values = true)]
+    pub theta_gpu: Option<f32>,
+    /// The same of the CPU
+    #[arg(long, hide = true, value_name = "PROBABILITY", requires = "theta_gpu", value_parser = parse_theta, allow_hyphen_values = true)]
+    pub theta_cpu: Option<f32>,
+}
+
+/// A probability as a threshold; below 0, as the paper's -1, every neuron reaches it.
+pub fn parse_theta(text: &str) -> std::result::Result<f32, String> {
+    let theta: f32 = text.parse().map_err(|_| format!("'{text}' is no number"))?;
+    if theta <= 1.0 { Ok(theta.max(0.0)) } else { Err("take a probability, at most 1".into()) }
+}
+
+/// The pair of thresholds that was typed.
+pub fn thetas(device: Option<f32>, cpu: Option<f32>) -> Option<PerTier<f32>> {
+    Some(PerTier::all(cpu?).with(Tier::Device, device?))
 }
 
 fn parse_step(text: &str) -> std::result::Result<(usize, u64), String> {
@@ -116,6 +134,8 @@ impl Default for DeviceArgs {
             fail_after: None,
             wall_clock: false,
             printed_loss: false,
+            theta_gpu: None,
+            theta_cpu: None,
         }
     }
 }
@@ -226,6 +246,7 @@ impl DeviceArgs {
             fail_after: self.fail_after,
             wall_clock: self.wall_clock,
             printed_loss: self.printed_loss,
+            thetas: thetas(self.theta_gpu, self.theta_cpu),
         }))
     }
 
@@ -254,6 +275,7 @@ impl DeviceArgs {
             ("--barrier", self.barrier),
             ("--wall-clock", self.wall_clock),
             ("--printed-loss", self.printed_loss),
+            ("--theta-gpu", self.theta_gpu.is_some()),
             ("--graphs on", self.graphs == Switch::On),
             ("--tensor-cores on", self.tensor_cores == TensorCores::On),
         ];
