@@ -198,7 +198,7 @@ fn by_engine_with(
     let (sparsity, predicts_on_device) = chosen(&predictor);
     let setting = BackgroundOptions {
         policy: case.policy,
-        tune: timeless,
+        tune: Arc::new(timeless),
         weight: LossWeight::Probability,
         ahead: case.ahead,
         sequences: 1,

@@ -121,6 +121,7 @@ fn hits(trace: &TraceFile, policy: Policy, share: f64, carried: f64) -> (f64, f6
         history,
         cost: 0.0,
         foreseen: false,
+        stage: None,
         seed: 1,
         skip,
     };

@@ -129,7 +129,7 @@ fn bench_of(
     let predictor = Arc::new(Gated { exact, open: open.clone(), asked: Arc::clone(&asked) });
     let setting = BackgroundOptions {
         policy,
-        tune,
+        tune: Arc::new(tune),
         weight: LossWeight::Probability,
         ahead: 1,
         sequences: 3,

@@ -3,6 +3,7 @@
 use super::lab_arg::{LabArgs, LabOptions, PROGRAM};
 use super::settings_arg::{chosen, is_of_load};
 use super::size;
+use crate::cache::{PerTier, Tier};
 use crate::device::Tiles;
 use crate::error::{Error, Result};
 use crate::open::{DeviceKind, DeviceOptions, LookaheadOn, Placement};
@@ -65,6 +66,17 @@ pub struct DeviceArgs {
     /// What only the laboratory's program offers.
     #[command(flatten)]
     pub lab: LabOptions,
+}
+
+/// A probability as a threshold; below 0, as the paper's -1, every neuron reaches it.
+pub fn parse_theta(text: &str) -> std::result::Result<f32, String> {
+    let theta: f32 = text.parse().map_err(|_| format!("'{text}' is no number"))?;
+    if theta <= 1.0 { Ok(theta.max(0.0)) } else { Err("take a probability, at most 1".into()) }
+}
+
+/// The pair of thresholds that was typed.
+pub fn thetas(device: Option<f32>, cpu: Option<f32>) -> Option<PerTier<f32>> {
+    Some(PerTier::all(cpu?).with(Tier::Device, device?))
 }
 
 /// As nothing was typed.
@@ -198,6 +210,7 @@ impl DeviceArgs {
             fail_after: self.lab.fail_after,
             wall_clock: self.lab.wall_clock,
             printed_loss: self.lab.printed_loss,
+            thetas: thetas(self.lab.theta_gpu, self.lab.theta_cpu),
         }))
     }
 
@@ -226,6 +239,7 @@ impl DeviceArgs {
             ("--barrier", self.lab.barrier),
             ("--wall-clock", self.lab.wall_clock),
             ("--printed-loss", self.lab.printed_loss),
+            ("--theta-gpu", self.lab.theta_gpu.is_some()),
             ("--graphs on", self.graphs == Switch::On),
             ("--tensor-cores on", self.tensor_cores == TensorCores::On),
         ];

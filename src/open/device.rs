@@ -6,6 +6,7 @@ use super::place::{out_of_memory, place};
 use super::planned::{Exchange, computed_share, nothing_fits, placed_by_file};
 use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, cuda, machine, sparsity};
 use crate::background::{Background, BackgroundOptions, Latency};
+use crate::cache::PerTier;
 use crate::clock::Duration;
 use crate::config;
 use crate::cpu::{MAX_COLUMNS, Prefill};
@@ -117,6 +118,8 @@ pub struct DeviceOptions {
     pub wall_clock: bool,
     /// Balance thresholds with 1 - p as the loss of a neuron that is left out, as the paper prints it, to see the effect.
     pub printed_loss: bool,
+    /// A pair of thresholds for all layers, probabilities, instead of balancing them under a policy that does; for experiments.
+    pub thetas: Option<PerTier<f32>>,
 }
 
 impl DeviceOptions {
@@ -144,6 +147,7 @@ impl DeviceOptions {
             fail_after: None,
             wall_clock: false,
             printed_loss: false,
+            thetas: None,
         }
     }
 }
@@ -478,16 +482,19 @@ impl DeviceOptions {
         // Inside experts both sides have the same threshold.
         let balanced = !model.config.neurons_inside();
         let own = |l| Some((engine.sparsity().threshold(l)?, engine.sparsity().calibration(l)?.clone()));
+        let clusters = model.config.form.experts.is_some_and(|e| !e.by_neuron);
+        let tune: fn(Rules) -> Rules = match (self.deterministic, self.live, clusters) {
+            (false, _, false) => |rules| rules,
+            (false, _, true) => Rules::for_clusters,
+            (true, false, false) => |rules| Rules { thresholds: false, ..rules },
+            (true, false, true) => |rules| Rules { thresholds: false, ..rules.for_clusters() },
+            // Other clients' prompts would decide where neurons lie, and CPU and device add up in different orders.
+            (true, true, _) => |rules| Rules { thresholds: false, moves: false, ..rules },
+        };
+        let pair = self.thetas;
         let setting = BackgroundOptions {
             policy,
-            tune: match (self.deterministic, self.live, model.config.form.experts.is_some_and(|e| !e.by_neuron)) {
-                (false, _, false) => |rules| rules,
-                (false, _, true) => Rules::for_clusters,
-                (true, false, false) => |rules| Rules { thresholds: false, ..rules },
-                (true, false, true) => |rules| Rules { thresholds: false, ..rules.for_clusters() },
-                // Other clients' prompts would decide where neurons lie, and CPU and device add up in different orders.
-                (true, true, _) => |rules| Rules { thresholds: false, moves: false, ..rules },
-            },
+            tune: Arc::new(move |rules| Rules { pair, ..tune(rules) }),
             weight: if self.printed_loss { LossWeight::Complement } else { LossWeight::Probability },
             ahead,
             sequences: need.sequences,

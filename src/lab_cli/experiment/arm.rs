@@ -200,6 +200,8 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
             fail_after: f.get("fail_after")?,
             wall_clock: f.flag("wall_clock")?,
             printed_loss: f.flag("printed_loss")?,
+            theta_gpu: f.get("theta_gpu")?,
+            theta_cpu: f.get("theta_cpu")?,
         }),
     };
     let refused = "an arm cannot be: vram_share is of a device, from 0 to 1, and takes the place of vram";
@@ -513,6 +515,7 @@ fn replayed(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
         history: history.clone(),
         cost: args.cost,
         foreseen: false,
+        stage: None,
         seed: args.seed,
         skip,
     };

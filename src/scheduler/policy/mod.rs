@@ -7,7 +7,8 @@ pub mod greedy;
 
 use super::forecast::Forecast;
 use super::importance::importance;
-use crate::cache::Slot;
+use super::thresholds::MAX_MORE;
+use crate::cache::{PerTier, Slot};
 use crate::ids::StoreId;
 use crate::prng::Prng;
 use greedy::{Lists, Move};
@@ -194,8 +195,14 @@ pub struct Rules {
     pub margin: f32,
     /// Whether moving stops while it does not pay ([`super::gain`]).
     pub gain: bool,
+    /// Length of the link's queue, in times what the link carries during the layers of look-ahead (E.3.3: 1).
+    pub window: f32,
     /// Whether device and CPU have thresholds of their own (E.4).
     pub thresholds: bool,
+    /// Neurons that a pair of thresholds may have computed beyond those of the single threshold, as a share of the layer's.
+    pub max_more: f64,
+    /// A pair of thresholds for all layers, instead of balancing them; for experiments.
+    pub pair: Option<PerTier<f32>>,
     /// The numbers are of clusters of neurons, the experts of a mixture: few, each large, and exactly so many for a token. What they are
     /// worth is then forecast ([`super::forecast`]).
     pub clusters: bool,
@@ -212,7 +219,10 @@ impl Rules {
         decay: 0.96,
         margin: 0.1,
         gain: true,
+        window: 1.0,
         thresholds: true,
+        max_more: MAX_MORE,
+        pair: None,
         clusters: false,
         on_demand: false,
     };
