@@ -583,7 +583,7 @@ fn a_model_is_planned_and_its_placement_checked() {
         assert!(out.lines().any(|l| l.trim_start().starts_with(line)), "{line} in {out}");
     }
     assert!(
-        out.contains("\npinned for a card: ") && out.contains("all that may be moved, which cannot be swapped"),
+        out.contains("\npinned for the GPU: ") && out.contains("(all movable weights), which cannot be swapped"),
         "{out}"
     );
     let (code, out, _) = plan(&["--vram", "8GiB", "--parallel", "3"]);
@@ -660,14 +660,14 @@ fn wrong_budgets_are_refused_in_words() {
         (&["--vram", "8GiB", "--ram", "0"], 2, "'0' is no room at all"),
         (&["--vram", "8GiB", "--ram", "1GiB"], 6, "--ram 1073741824 is below the "),
         (&["--vram", "64KiB"], 6, "a budget of 65536 bytes is below the "),
-        (&[], 2, "say what to plan for: --vram 8GiB"),
-        (&["--ffn-share", "0"], 2, "--ffn-share 0: take a share above 0 and at most 1"),
+        (&[], 2, "the plan needs a target: --vram 8GiB"),
+        (&["--ffn-share", "0"], 2, "--ffn-share 0: give a share above 0 and at most 1"),
         (&["--ffn-share", "-0.5"], 2, "--ffn-share -0.5: take a share"),
         (&["--ffn-share", "1.01"], 2, "--ffn-share 1.01: take a share"),
         (&["--ffn-share", "nan"], 2, "--ffn-share NaN: take a share"),
         (&["--vram", "8GiB", "-c", "0"], 2, "-c 0: take 1 to 16777216"),
         (&["--vram", "8GiB", "--ilp", "0"], 2, "--ilp 0: take seconds above 0"),
-        (&["--vram", "8GiB", "--predictor", "mlp"], 2, "--predictor mlp: there is none for this model yet"),
+        (&["--vram", "8GiB", "--predictor", "mlp"], 2, "--predictor mlp: this model has none yet"),
         (&["--vram", "8GiB", "--machine", "cray"], 2, "--machine cray: there is no such profile; make one with"),
         (&["--vram", "8GiB", "--machine", "a b"], 2, "--machine: 'a b' is no name"),
         (&["--vram", "8GiB", "--machine", "bad.toml"], 5, "bad.toml: not a machine profile: "),
@@ -818,7 +818,7 @@ fn a_plan_of_memory_and_disk_is_what_the_program_runs_with() {
     let fewer = |_| missing(&["--trace", "a.trace"]) < 0.8 * missing(&[]);
     assert!((0..5).any(fewer), "a recorded letter is missing as often as drawn neurons");
     let (code, _, err) = run(&["plan", "demo", "--ram", "1GiB", "--trace", "a.trace"]);
-    assert!(code == 2 && err.contains("it is of another model"), "{err}");
+    assert!(code == 2 && err.contains("the trace belongs to another model"), "{err}");
 
     // Without a predictor all neurons come from disk, whatever the memory, until all of them fit.
     let dense = plan(&["--ram", &between.to_string(), "--predictor", "none"]);
@@ -841,11 +841,11 @@ fn a_plan_of_memory_and_disk_is_what_the_program_runs_with() {
 
     // What nothing reaches is said to be out of reach.
     let (code, _, err) = run(&["plan", "m.neurons", "-c", "64", "--min-speed", "1000000"]);
-    assert!(code == 6 && err.contains("are not reached here"), "{code} {err}");
+    assert!(code == 6 && err.contains("are out of reach"), "{code} {err}");
     let (code, out, _) = run(&["plan", "m.neurons", "-c", "64", "-t", "1", "--min-speed", "0.001"]);
     assert!(code == 0 && out.contains("run it: dynamicinfer run m.neurons --ram ") && out.contains(" -c 64"), "{out}");
     for (args, said) in [
-        (&["--min-speed", "0"][..], "take tokens a second above 0"),
+        (&["--min-speed", "0"][..], "give tokens/s above 0"),
         (&["--ram", "100MiB", "-o", "p.json"], "--output belongs to a plan for a device"),
         (&["--ram", "100MiB", "--vram", "1GiB", "--min-speed", "5"], "cannot be used with"),
     ] {

@@ -24,7 +24,7 @@ pub fn pointer(way: &[String]) -> String {
     excerpt(way.iter().map(step).collect::<String>())
 }
 
-/// Checks that a schema is small enough to be looked at.
+/// Checks that a schema is small enough to be processed.
 ///
 /// # Errors
 /// What is too large, and where.
@@ -34,19 +34,19 @@ pub fn check(schema: &Value) -> Result<(), String> {
         values += 1;
         let entries = value.as_array().map(Vec::len).or_else(|| value.as_object().map(|o| o.len())).unwrap_or(0);
         if way.len() > DEEPEST {
-            return Err(format!("{}: this is level {}; at most {DEEPEST} are taken", pointer(way), way.len()));
+            return Err(format!("{}: this is level {}; the limit is {DEEPEST}", pointer(way), way.len()));
         }
         if entries > MAX_ENTRIES {
-            return Err(format!("{} has {entries} entries; at most {MAX_ENTRIES} are taken", pointer(way)));
+            return Err(format!("{} has {entries} entries; the limit is {MAX_ENTRIES}", pointer(way)));
         }
         if values > MAX_VALUES {
-            return Err(format!("at {} it has more than {MAX_VALUES} values, which are taken at most", pointer(way)));
+            return Err(format!("at {} it exceeds the limit of {MAX_VALUES} values", pointer(way)));
         }
         Ok(())
     })?;
     let bytes = schema.to_string().len();
     if bytes > MAX_SCHEMA_BYTES {
-        return Err(format!("it has {bytes} bytes; at most {MAX_SCHEMA_BYTES} are taken"));
+        return Err(format!("it has {bytes} bytes; the limit is {MAX_SCHEMA_BYTES}"));
     }
     Ok(())
 }

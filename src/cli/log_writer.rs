@@ -33,7 +33,7 @@ pub fn write_line(line: &str) {
     };
 }
 
-/// Waits until what was logged and said is written, but no longer than two seconds.
+/// Waits until all lines are written, but no longer than two seconds.
 pub fn finish() {
     if let Some(log) = DAEMON.get() {
         log.finish();

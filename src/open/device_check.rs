@@ -70,7 +70,7 @@ impl DeviceOptions {
             )));
         }
         if let Some(share) = self.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
-            return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
+            return Err(Error::Usage(format!("--ffn-share {share}: give a share above 0 and at most 1")));
         }
         if let Some(share) = self.vram_share.filter(|s| !(0.0..=1.0).contains(s) || self.vram.is_some()) {
             return Err(Error::Usage(format!("vram_share {share}: take a share of 0 to 1, and no vram beside it")));

@@ -61,7 +61,7 @@ impl Entered {
     }
 }
 
-/// Serves one connection until it closes, stands still, shows no token in time, or `ending` says so.
+/// Serves one connection until it closes, stalls, sends no token in time, or `ending` is set.
 pub async fn serve(
     daemon: Arc<Daemon>,
     app: Router,
@@ -96,14 +96,14 @@ pub async fn serve(
         }
     };
     if let Err(error) = result {
-        // A client that goes away is its right.
+        // A client may disconnect at any time.
         tracing::debug!("{peer:?}: {error}");
     }
 }
 
 /// Until it is time to end.
 pub async fn told(ending: &mut watch::Receiver<bool>) {
-    // A sender that has gone is an end, too.
+    // A dropped sender is an end, too.
     drop(ending.wait_for(|ending| *ending).await);
 }
 
@@ -119,7 +119,7 @@ impl<S> Patience<S> {
         Patience { stream, stall, waits: None }
     }
 
-    /// Passes on what a write came to, and counts the time that none comes to anything.
+    /// Passes the result of a write on, and counts the time without progress.
     fn patient<T>(&mut self, context: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if write.is_ready() {
             self.waits = None;

@@ -19,7 +19,7 @@ const MAX_PATH: usize = 107;
 const MAX_LOCK: u64 = 16;
 
 /// Where the daemon listens by default: in the user's runtime directory, else in a private directory below /tmp. Whatever else the
-/// environment says of temporary files, all verbs of a user find the same socket.
+/// environment defines for temporary files, all verbs of a user find the same socket.
 pub fn default_path() -> PathBuf {
     match crate::config::runtime_dir() {
         Ok(dir) => dir.join("dynamicinfer.sock"),
@@ -69,7 +69,7 @@ pub fn bind(path: &Path) -> Result<Bound> {
     let length = path.as_os_str().len();
     if length > MAX_PATH {
         return Err(Error::Usage(format!(
-            "--socket {}: {length} bytes, and the path of a socket has at most {MAX_PATH}; take a shorter one",
+            "--socket {}: the path has {length} bytes, and a socket's path at most {MAX_PATH}; give a shorter one",
             path.display()
         )));
     }
@@ -80,14 +80,14 @@ pub fn bind(path: &Path) -> Result<Bound> {
         Ok(there) if there.file_type().is_socket() => {
             if UnixStream::connect(path).is_ok() {
                 return Err(Error::Running(format!(
-                    "something else listens at {}; take another --socket",
+                    "another program listens at {}; give another --socket",
                     path.display()
                 )));
             }
             std::fs::remove_file(path).map_err(Error::io("remove the leftover", path))?;
         }
         Ok(_) => {
-            return Err(Error::Usage(format!("{} is there and is no socket; take another --socket", path.display())));
+            return Err(Error::Usage(format!("{} exists and is not a socket; give another --socket", path.display())));
         }
         Err(_) => {}
     }
@@ -135,7 +135,7 @@ fn others_can(dir: &Path, above: bool) -> Option<&'static str> {
     let Ok(meta) = std::fs::symlink_metadata(dir) else { return Some("cannot be looked at") };
     let replaced = |parent: std::fs::Metadata| parent.mode() & 0o022 != 0 && parent.mode() & 0o1000 == 0;
     if !meta.is_dir() {
-        Some("is no directory, or a symbolic link")
+        Some("is not a directory, or is a symbolic link")
     } else if meta.uid() != rustix::process::getuid().as_raw() {
         Some("belongs to another user")
     } else if meta.mode() & 0o022 != 0 {
@@ -154,7 +154,8 @@ fn lock(path: &Path) -> Result<File> {
         // Without its number the message is poorer, and still right.
         let process = listener(path).map_or(String::new(), |peer| format!(" (process {})", peer.pid.as_raw_nonzero()));
         return Err(Error::Running(format!(
-            "a daemon is already running at {}{process}; use it, stop it with `dynamicinfer stop --daemon`, or take another --socket",
+            "a daemon is already running at {}{process}; use it, stop it with `dynamicinfer stop --daemon`, or \
+             give another --socket",
             path.display()
         )));
     }
@@ -162,7 +163,7 @@ fn lock(path: &Path) -> Result<File> {
     let read = (&mut file).take(MAX_LOCK + 1).read_to_end(&mut before);
     read.map_err(Error::io("read", &lock_path))?;
     if before.len() as u64 > MAX_LOCK || !before.iter().all(|b| b.is_ascii_digit() || *b == b'\n') {
-        return Err(not_ours(&lock_path, "holds something else than the number of a process"));
+        return Err(not_ours(&lock_path, "does not hold the number of a process"));
     }
     let write = |file: &mut File| {
         file.set_len(0)?;
@@ -197,7 +198,7 @@ fn open_lock(path: &Path, how: OFlags) -> Result<File> {
 
 fn not_ours(path: &Path, why: &str) -> Error {
     let path = path.display();
-    Error::Usage(format!("the lock file {path} {why}: it is left alone. Remove it, or take another --socket"))
+    Error::Usage(format!("the lock file {path} {why}, and is not used; remove it, or give another --socket"))
 }
 
 fn lock_path(path: &Path) -> PathBuf {
@@ -246,7 +247,7 @@ mod tests {
         mode(&dir, 0o700);
         let link = above.path().join("link");
         std::os::unix::fs::symlink(&dir, &link).unwrap();
-        assert_eq!(others_can(&link, true), Some("is no directory, or a symbolic link"));
+        assert_eq!(others_can(&link, true), Some("is not a directory, or is a symbolic link"));
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&dir, Some(54_321), None).unwrap();
             assert_eq!(others_can(&dir, true), Some("belongs to another user"));
