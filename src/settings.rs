@@ -598,9 +598,9 @@ mod tests {
         };
         assert_eq!(
             message("[serve]\nqeue = 1\n"),
-            "c.toml: the key 'serve.qeue' is unknown; did you mean 'serve.queue'? `dynamicinfer config show` lists all"
+            "c.toml: unknown key 'serve.qeue'; did you mean 'serve.queue'? `dynamicinfer config show` lists all"
         );
-        assert!(message("[server]\nqueue = 1\n").contains("the section 'server' is unknown; did you mean 'serve'?"));
+        assert!(message("[server]\nqueue = 1\n").contains("unknown section 'server'; did you mean 'serve'?"));
         assert_eq!(
             message("[serve]\nqueue = 0\n"),
             "c.toml: serve.queue is 0; it must be a whole number from 1 to 65536"
@@ -624,7 +624,7 @@ mod tests {
         let names = ["DYNAMICINFER_SERVE_QUEUE", "DYNAMICINFER_LOG", "DYNAMICINFER_SERVE_QEUE"].map(String::from);
         let said = unknown_variables(&names, &["DYNAMICINFER_LOG"]);
         assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].contains("'DYNAMICINFER_SERVE_QEUE' is unknown; did you mean 'DYNAMICINFER_SERVE_QUEUE'?"));
+        assert!(said[0].contains("'DYNAMICINFER_SERVE_QEUE'; did you mean 'DYNAMICINFER_SERVE_QUEUE'?"));
     }
 
     #[test]

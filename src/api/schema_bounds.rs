@@ -124,7 +124,7 @@ mod tests {
         assert!(check(&deep).unwrap_err().contains("this is level 65"));
         let block: Vec<u32> = (0..MAX_ENTRIES as u32).collect();
         let blocks = json!({"a": block, "b": block, "c": block, "d": block});
-        assert!(check(&blocks).unwrap_err().contains("more than 16384 values"));
+        assert!(check(&blocks).unwrap_err().contains("exceeds the limit of 16384 values"));
         assert!(check(&json!({"const": "x".repeat(MAX_SCHEMA_BYTES)})).unwrap_err().contains("bytes"));
         assert_eq!(check(&json!({"type": "object", "properties": {"a": {"enum": block}}})), Ok(()));
     }

@@ -86,7 +86,7 @@ const RUN_A_MODEL: [&str; 7] = ["run", "chat", "serve", "load", "bench", "eval",
 const FIRST: &str = "
   dynamicinfer run demo \"Once upon a time\"     a story from the built-in model
   dynamicinfer run --help                      the options of a verb
-  dynamicinfer --help-all                      all verbs, examples, exit statuses";
+  dynamicinfer --help-all                      all verbs and exit statuses";
 
 /// The product's whole command line.
 pub fn command() -> Command {
