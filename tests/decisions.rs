@@ -288,6 +288,7 @@ fn by_simulator(trace: &TraceFile, case: &Case, real: &Footprint) -> Vec<Vec<Mov
         copy_us: FAST.copy_us,
         sync_us: 0.1,
         moves: Vec::new(),
+        stage: None,
     };
     let setting = simulate::SimulateOptions {
         machine: &machine,

@@ -168,6 +168,7 @@ fn request(vram: u64) -> Request {
         chunk: None,
         host: None,
         streamed_layers: Some(0),
+        skips_host: false,
     }
 }
 
@@ -285,6 +286,7 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         position: POSITION,
         vram,
         placement: Placement::Static,
+        by_impact: false,
         predictor_bytes: 0,
         threshold: None,
         contention: true,

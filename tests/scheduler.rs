@@ -385,6 +385,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
             chunk: None,
             host: None,
             streamed_layers: Some(0),
+            skips_host: false,
         },
     };
     let least = budgeter.plan(u64::MAX / 2).unwrap().without_neurons_bytes;
@@ -432,6 +433,7 @@ fn machine() -> MachineProfile {
         copy_us: 0.1,
         sync_us: 0.1,
         moves: Vec::new(),
+        stage: None,
     }
 }
 

@@ -63,7 +63,7 @@ const MODULES: [(&str, &[&str]); 37] = [
         ],
     ),
     // What lies on a device, as plain data: the model gives sizes, the engine those of its working memory.
-    ("placement", &["cache", "clock", "engine", "error", "formats", "ids", "model", "prng"]),
+    ("placement", &["cache", "clock", "engine", "error", "formats", "ids", "model", "prng", "scheduler"]),
     // Answers for many: tokens and text, no HTTP.
     ("generation", &["cache", "clock", "cpu", "device", "engine", "error", "model", "tokenizer"]),
     // A thread beside the engine's: it decides by `scheduler` and predicts, and the engine knows it as a `Migrator`.

@@ -144,7 +144,7 @@ pub fn run(args: Args) -> Result<()> {
         check_device_can(model, "plan its source file, or leave out --vram")?;
     }
     let machine = machine_arg::find(args.machine.as_deref())?;
-    let whole = footprint.whole_bytes(args.parallel);
+    let skips_host = skips_host(&subject, &prediction);
     let request = Request {
         vram: args.vram,
         ram: args.ram,
@@ -161,7 +161,8 @@ pub fn run(args: Args) -> Result<()> {
         chunk: None,
         host: args.ram.map(|ram| footprint.host_room(ram, args.parallel)),
         // Attention is not copied from a model that is partly on disk.
-        streamed_layers: args.ram.is_some_and(|ram| ram < whole).then_some(0),
+        streamed_layers: args.ram.is_some_and(|ram| ram < footprint.whole_bytes(args.parallel)).then_some(0),
+        skips_host,
     };
     let plan = plan(&footprint, &subject.counts, &machine, &request)?;
     if let Some(path) = &args.check {
@@ -171,16 +172,16 @@ pub fn run(args: Args) -> Result<()> {
         placement(&args, model, &subject.counts, &plan).write(path)?;
         eprintln!("written to {}", path.display());
     }
-    let Prediction { bytes: predictor_bytes, computed_share, .. } = prediction;
     let c = &subject.config;
     // Whole experts, and neurons without a predictor, are read with all their rows.
     let whole = c.form.experts.is_some_and(|e| !e.by_neuron) || prediction.name == "none";
     let reads = Reads {
-        predictor_bytes,
-        computed_share,
+        predictor_bytes: prediction.bytes,
+        computed_share: prediction.computed_share,
         active_share: subject.active_share,
         rows: if whole { 1 } else { c.ffn_kind.rows() },
         placed_by_rows: prediction.name == "gates",
+        skips_host,
     };
     let expected = estimate(&footprint, &plan, &machine, reads);
     if !args.json {
@@ -194,6 +195,14 @@ pub fn run(args: Args) -> Result<()> {
     json["details"]["impacts_from"] = subject.counted.into();
     json["details"]["machine"] = serde_json::to_value(&machine).expect("plain data");
     super::print_json(&json)
+}
+
+/// Whether a layer whose neurons are all on the device is computed without the host, and it is known which neurons are active.
+fn skips_host(subject: &Subject, prediction: &Prediction) -> bool {
+    let known = subject.model.is_none() || subject.tokens > 0;
+    let biases = |model: &Model| model.layers.iter().any(|layer| !layer.down_bias.is_empty());
+    let of_host = prediction.name == "router" || prediction.name == "gates" || subject.config.form.experts.is_some();
+    known && !of_host && !subject.model.as_ref().is_some_and(biases)
 }
 
 /// Plans which neurons stay in memory and which on disk.
@@ -349,6 +358,30 @@ fn fixed_split(slots: usize, c: &ModelConfig) -> String {
     )
 }
 
+/// Which layers the device computes alone, and what that saves.
+fn whole_layers(plan: &Plan) -> String {
+    let d = &plan.details;
+    let whole: Vec<usize> = (0..plan.layers.len()).filter(|&l| plan.layers[l].whole).collect();
+    if whole.is_empty() || whole.len() == plan.layers.len() {
+        return String::new();
+    }
+    let named = |run: &[usize]| match run {
+        [one] => one.to_string(),
+        run => format!("{} to {}", run[0], run[run.len() - 1]),
+    };
+    let runs: Vec<String> = whole.chunk_by(|a, b| a + 1 == *b).map(named).collect();
+    format!(
+        "whole layers: {} ({} of {}) need no processor, which saves {:.1} us each; the FFNs of a token {:.2} ms, with the most activations on the \
+         device {:.2} ms\n",
+        runs.join(", "),
+        whole.len(),
+        plan.layers.len(),
+        d.split_us,
+        d.ffn_us / 1e3,
+        d.ffn_us_by_impact / 1e3
+    )
+}
+
 /// What is placed by itself, with its article; and behind the article, what takes so many bytes.
 fn unit(c: &ModelConfig) -> (&'static str, &'static str) {
     match c.form.experts {
@@ -416,8 +449,8 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
     let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
     let ilp = d.ilp.as_ref().map_or(String::new(), |ilp| {
         format!(
-            "integer programme: objective {}{}, ours is {:.6} % below it, {:.0} ms\n",
-            ilp.objective,
+            "integer programme: value {}{}, ours is {:.6} % below it, {:.0} ms\n",
+            ilp.value,
             if ilp.optimal { ", proven the best" } else { " at its time limit" },
             100.0 * ilp.gap,
             ilp.solve_ms
@@ -428,7 +461,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
          slots a layer: {} to {}, median {}; {all} of {} ({:.1} %) in {} layers\n\
          {}\
          share of activations on the device: {:.1} % ({})\n\
-         {}: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} on\n\
+         {}{}: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} on\n\
          {}\
          solved in {:.1} ms in batches of {}; gap to the upper bound {:.6} %\n{ilp}machine {}\n",
         printable(&c.name),
@@ -450,6 +483,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
         if c.form.experts.is_some_and(|e| !e.by_neuron) { fixed_split(all, c) } else { String::new() },
         share(plan.objective, d.total_impact),
         printable(&subject.counted),
+        whole_layers(plan),
         unit(c).0,
         d.t_cpu_us,
         d.t_gpu_us,

@@ -191,6 +191,17 @@ impl Engine {
         &self.sparsity
     }
 
+    /// Whether a device computes a layer without the host where all of its neurons are there: not where the host routes, reads gates or adds a bias.
+    pub fn skips_host(&self) -> bool {
+        let of_host = |l: usize| match self.sparsity.predictor(l) {
+            Some((predictor, ahead)) => predictor.form(l, ahead).is_none(),
+            None => self.sparsity.wanted(l) != Wanted::All,
+        };
+        let layers = &self.model.layers;
+        self.model.config.form.experts.is_none()
+            && (0..layers.len()).all(|l| layers[l].down_bias.is_empty() && !of_host(l))
+    }
+
     /// The same, to change thresholds while it runs.
     pub fn sparsity_mut(&mut self) -> &mut Sparsity {
         &mut self.sparsity

@@ -359,6 +359,8 @@ impl DeviceOptions {
             host: need.host,
             // Of a store that lies on disk in part, copies come from frames alone.
             streamed_layers: (!need.resident).then_some(0),
+            // Where nothing is known of the neurons, whole layers would be any layers.
+            skips_host: activity.source != Source::Nothing && engine.skips_host(),
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
         if let Some(share) = self.vram_share {
@@ -538,6 +540,8 @@ fn virtual_device(budget: u64, machine: &MachineProfile, fail_after: Option<u64>
         copy_us: machine.copy_us,
         sync_us: machine.sync_us,
     };
-    let device = VirtualDevice::new(budget, rates);
+    // Copies, and the wait for them, take their own time on the virtual clock.
+    let share_us = machine.stage.map_or(0.0, |stage| stage.split_us - 2.0 * machine.copy_us - machine.sync_us);
+    let device = VirtualDevice::new(budget, rates).with_host_share(share_us.max(0.0));
     if let Some(kernels) = fail_after { device.failing_at(kernels + 1) } else { device }
 }

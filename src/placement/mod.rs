@@ -4,6 +4,7 @@
 //! As in the paper, sizes are counted in batches of neurons with similar impact; `docs/internals.md` states the problem.
 
 pub mod cost;
+pub mod details;
 pub mod disk_plan;
 pub mod drawn;
 pub mod estimate;

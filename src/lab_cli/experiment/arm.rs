@@ -246,6 +246,7 @@ fn of_simulate(settings: &[(String, Value)]) -> Result<simulate::Args> {
         threshold: f.get("threshold")?,
         predictor_share: f.get("predictor_share")?,
         placement: f.read("placement", simulate::parse_placement)?,
+        by_impact: false,
         no_contention: f.flag("no_contention")?,
         copy_each: f.flag("copy_each")?,
         position: f.get("position")?.unwrap_or(POSITION),
