@@ -7,9 +7,7 @@ use crate::cache::Slot;
 use crate::cpu::{Kernels, ThreadPool};
 use crate::model::Model;
 use crate::predictor::{Bytes, Calibration, Predictor, Scratch, Tools};
-use crate::scheduler::{
-    Decision, DeviceState, Fired, LayerObservation, Policy, Prompt, Scheduler, SchedulerOptions,
-};
+use crate::scheduler::{Decision, DeviceState, Fired, LayerObservation, Policy, Prompt, Scheduler, SchedulerOptions};
 use std::sync::Arc;
 
 /// Decides, from observations that come layer by layer.
