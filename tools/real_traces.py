@@ -8,7 +8,8 @@ The models are those of `artefacts.py`. Prose is the beginning of --prose, code 
 profile is made: what a static placement knows of other texts. Written are `rows.csv` (a line for each replayed row), `recall.csv` (which
 share of the active neurons is found k layers ahead), `quality.csv` (perplexity by sparsity), `distances.csv` (how far apart tokens and texts are),
 `causes.csv` (what keeps full from the bound), `sweep.csv` (the constants of full, by time), `cap.csv` (how many neurons a pair of thresholds may add)
-and `steps.csv` (seconds and peak memory of each command). The policy `paper` is full with the paper's constants. A row that is there is not made
+and `steps.csv` (seconds and peak memory of each command). The policy `paper` is full with
+the paper's constants, `costly` full where moves cost. A row that is there is not made
 again, so that an interrupted run goes on with the same command; --work keeps packed models and traces. --tables prints what the page shows, and
 runs nothing. Standard library only.
 """
@@ -29,10 +30,11 @@ AHEAD = 2
 SPARSITY = 0.5
 RESIDENCY = [0.2, 0.4, 0.6, 0.8]
 LINKS = [2, 5, 15]
-MOVING = ["lfu", "lru", "micro", "macro", "paper", "full"]
+MOVING = ["lfu", "lru", "micro", "macro", "paper", "full", "costly"]
 # In a replay full decides as macro does: at the other link rates one of them is enough.
-ELSEWHERE = ["paper", "full"]
-PAPER = ["--lambda", 2, "--decay", 0.96, "--margin", 0.1, "--phi", 0.7, "--window", 1]
+ELSEWHERE = ["paper", "full", "costly"]
+# The policies that are full with options: the paper's constants; and full where a move costs what it does by the desktop's costs.
+VARIANTS = {"paper": ["--lambda", 2, "--decay", 0.96, "--margin", 0.1, "--phi", 0.7, "--window", 1], "costly": ["--cost", 0.668]}
 CENTRE = (0.4, 5)
 SHORT, SPARSE, LONG, RECALL, PROFILE = 5_000, 2_000, 50_000, 512, 8_192
 LOOKAHEADS = [0, 1, 2, 3, 4]
@@ -55,10 +57,11 @@ CAUSES = {
     "link without limit": ["--link", 100],
     "both": ["--foreseen", "--link", 100],
 }
-# The constants that are swept: all pairs of these, and then each of the others beside what was found best of them.
-LAMBDAS, DECAYS = [1, 2, 4, 8, 16], [0.96, 0.98, 0.99, 0.995]
+# The constants that are swept: the paper's, another queue, all of the others beside half of the queue, and no pins.
 CONSTANTS = ["lambda", "decay", "margin", "phi", "window"]
-SWEEP = [(v, d, 0.1, 0.7, 1) for v in LAMBDAS for d in DECAYS]
+SWEEP = [(2, 0.96, 0.1, 0.7, 1), (2, 0.96, 0.1, 0.7, 0.25)]
+SWEEP += [(weight, decay, margin, 0.7, 0.5) for weight in (2, 4, 8) for decay in (0.96, 0.99) for margin in (0.1, 1)]
+SWEEP += [(2, 0.96, 0.1, 2, 0.5)]
 ROW = ["model", "text", "tokens", "sparsity", "ahead", "placement", "residency", "link", "policy", "on_device", "active", "hits", "moves", "layers",
        "whole", "host"] + [f"{costs}_{part}_us" for costs in COSTS for part in ("ffn", "layer")]
 SWEPT = ["trace", "part"] + CONSTANTS + ["on_device", "moves", "layers", "host", "h200_layer_us", "h200_7b_us", "pc_layer_us", "pc_7b_us"]
@@ -186,11 +189,11 @@ def replayed(runner, rows, trace, profile, fixed, placement, residency, links, p
     for link in links:
         at = {**fixed, "placement": placement, "residency": residency, "link": link}
         missing = [policy for policy in policies if not rows.has(**at, policy=policy)]
-        if "paper" in missing:
-            missing.remove("paper")
+        for policy in [policy for policy in missing if policy in VARIANTS]:
+            missing.remove(policy)
             words = ["replay", trace, "--profile", profile, "--placement", placement, "--ffn-share", residency, "--link", link, "--json", "--policy", "full", "--no-bound"]
-            row = json.loads(runner.run(f"replay {' '.join(map(str, at.values()))} paper", *words, *PAPER))["rows"][0]
-            rows.add(**at, policy="paper", ahead=AHEAD, on_device=round(row["gpu_share"], 5), **counted(row))
+            row = json.loads(runner.run(f"replay {' '.join(map(str, at.values()))} {policy}", *words, *VARIANTS[policy]))["rows"][0]
+            rows.add(**at, policy=policy, ahead=AHEAD, on_device=round(row["gpu_share"], 5), **counted(row))
         if not missing and (not bound or rows.has(**at, policy="bound")):
             continue
         words = ["replay", trace, "--profile", profile, "--placement", placement, "--ffn-share", residency, "--link", link, "--json"]
@@ -264,16 +267,17 @@ def planted(options):
                                              "--statistics", "--json"))["statistics"]
                 apart.add(recipe=recipe.stem, seed=seed, **{name: round(said[name], 3) for name in apart.columns[2:]})
             for residency in (0.3, 0.5):
-                for placement, policies in (("first", ["static"]), ("own", ["static"]), ("static", ["static", "full"]), ("static", ["paper"])):
+                for placement, policies in (("first", ["static"]), ("own", ["static"]), ("static", ["static", "full"]), ("static", ["paper"]), ("static", ["costly"])):
                     for link in LINKS if policies != ["static"] else CENTRE[1:]:
                         fixed = {"recipe": recipe.stem, "seed": seed, "placement": placement, "residency": residency, "link": link}
                         if all(rows.has(**fixed, policy=policy) for policy in policies):
                             continue
-                        words = ["--policy", "full", "--no-bound", *PAPER] if policies == ["paper"] else ["--policy", *policies, *([] if "full" in policies else ["--no-bound"])]
+                        variant = VARIANTS.get(policies[0])
+                        words = ["--policy", "full", "--no-bound", *variant] if variant else ["--policy", *policies, *([] if "full" in policies else ["--no-bound"])]
                         said = runner.run(f"replay {' '.join(map(str, fixed.values()))} {' '.join(policies)}", "replay", trace, "--json", "--placement", placement,
                                           "--ffn-share", residency, "--link", link, *words)
                         for row in json.loads(said)["rows"]:
-                            policy = "paper" if policies == ["paper"] else row["policy"] or "bound"
+                            policy = policies[0] if variant else row["policy"] or "bound"
                             rows.add(**fixed, policy=policy, on_device=round(row["gpu_share"], 5), **counted(row))
             trace.unlink()
 

@@ -118,6 +118,25 @@ mod tests {
         assert!(w.bytes_per_layer().is_finite());
     }
 
+    /// What is decided while a layer is computed is sent with the next, and its layer chooses when its attention, a third of it, is over.
+    #[test]
+    fn half_of_the_queue_arrives_before_its_layer_and_all_of_it_does_not() {
+        let late = |times| {
+            let mut w = Window::new(1000.0, 2, times);
+            (0..CAREFUL_TOKENS).for_each(|_| w.token());
+            let (mut free, mut late) = (0.0, 0);
+            for layer in 0..100 {
+                let bytes = w.room(u64::MAX);
+                w.sent(bytes);
+                free = f64::max(free, f64::from(layer + 1)) + bytes as f64 / 1000.0;
+                late += u32::from(free > f64::from(layer + 2) + 1.0 / 3.0);
+                w.measured(100.0, 10.0);
+            }
+            late
+        };
+        assert_eq!((late(0.5), late(1.0)), (0, 100));
+    }
+
     /// A group that missed its layer held the window for a token, though the link had nothing left to carry.
     #[test]
     fn what_the_link_has_carried_is_not_under_way() {
