@@ -66,6 +66,9 @@ pub struct Args {
     /// Neurons that begin in the slots: those of the plan, random ones, or none
     #[arg(long, value_enum, ignore_case = true, default_value_t = PolicyArg::Static)]
     policy: PolicyArg,
+    /// For `run --policy static`, where nothing moves: layers lie on the device whole where that saves a token more time than hot neurons of all layers
+    #[arg(long)]
+    whole_layers: bool,
     /// Of --policy random
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -163,7 +166,7 @@ pub fn run(args: Args) -> Result<()> {
         host: args.ram.map(|ram| footprint.host_room(ram, args.parallel)),
         // What lies on disk in part is not copied from there.
         streamed_layers: args.ram.is_some_and(|ram| ram < footprint.whole_bytes(args.parallel)).then_some(0),
-        skips_host,
+        skips_host: skips_host && args.whole_layers,
     };
     let plan = plan(&footprint, &subject.counts, &machine, &request)?;
     if let Some(path) = &args.check {
