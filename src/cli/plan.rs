@@ -65,6 +65,9 @@ pub struct Args {
     /// Neurons on the device at the start: the plan's, random ones, or none
     #[arg(long, value_enum, ignore_case = true, default_value_t = PolicyArg::Static)]
     policy: PolicyArg,
+    /// Plan for `run --policy static`: keep layers on the device whole where that saves a token more time than hot neurons in all layers
+    #[arg(long)]
+    whole_layers: bool,
     /// Seed of --policy random
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -162,7 +165,7 @@ pub fn run(args: Args) -> Result<()> {
         host: args.ram.map(|ram| footprint.host_room(ram, args.parallel)),
         // Attention is not copied from a model that is partly on disk.
         streamed_layers: args.ram.is_some_and(|ram| ram < footprint.whole_bytes(args.parallel)).then_some(0),
-        skips_host,
+        skips_host: skips_host && args.whole_layers,
     };
     let plan = plan(&footprint, &subject.counts, &machine, &request)?;
     if let Some(path) = &args.check {

@@ -89,7 +89,7 @@ pub struct Args {
     /// Neurons that begin on the device: static (those that were active most), random (as many, any), or none; --papers takes both
     #[arg(long, value_parser = parse_placement)]
     pub placement: Option<Placement>,
-    /// Layers get their slots by the activations that these hold (powerinfer 6), and not by the time that they save
+    /// Of the static policy: layers get their slots by the activations that these hold (powerinfer 6), and not by the time that they save
     #[arg(long)]
     pub by_impact: bool,
     /// Copies take no memory bandwidth from the CPU, as the paper assumes

@@ -359,8 +359,9 @@ impl DeviceOptions {
             host: need.host,
             // Of a store that lies on disk in part, copies come from frames alone.
             streamed_layers: (!need.resident).then_some(0),
-            // Where nothing is known of the neurons, whole layers would be any layers.
-            skips_host: activity.source != Source::Nothing && engine.skips_host(),
+            // Where nothing is known of the neurons, whole layers would be any layers; where they move, few slots in the others cost more than whole layers
+            // save.
+            skips_host: self.policy == Migration::Static && activity.source != Source::Nothing && engine.skips_host(),
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
         if let Some(share) = self.vram_share {

@@ -33,7 +33,7 @@ pub struct Case<'a> {
     pub vram: Option<u64>,
     /// Which neurons are on the device at the beginning.
     pub placement: Placement,
-    /// Layers get their slots by how many activations these hold, and not by the time that they save.
+    /// Under the static policy, too, layers get their slots by how many activations these hold, and not by the time that they save.
     pub by_impact: bool,
     /// Bytes of all layers' predictors of the real model; 0 for none.
     pub predictor_bytes: u64,
@@ -145,7 +145,7 @@ impl Case<'_> {
                     chunk: self.chunk,
                     host: None,
                     streamed_layers: Some(0),
-                    skips_host: h.experts_used.is_none() && !self.by_impact,
+                    skips_host: policy == Policy::Static && h.experts_used.is_none() && !self.by_impact,
                 };
                 let plan = plan(&small, &counts, self.machine, &request).map_err(|e| match e {
                     // Written anew, because the original message gives the bytes of the scaled model.
