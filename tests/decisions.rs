@@ -263,6 +263,7 @@ fn by_replay(trace: &TraceFile, case: &Case) -> Vec<Vec<Moved>> {
         history: case.history.clone(),
         thresholds: trace.header().thresholds(None),
         cost: 0.0,
+        stage: None,
         foreseen: false,
         seed: 1,
         skip: 0,

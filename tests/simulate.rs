@@ -57,6 +57,7 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         calls: Calls::PerDecision,
         gap_ns: 0.0,
         seed: 1,
+        by_impact: true,
         prompt: 0,
         chunk: None,
     }
@@ -172,7 +173,8 @@ fn copies_that_share_the_memory_cost_the_cpu_and_starting_each_alone_costs_the_l
     let each = Case { calls: Calls::PerNeuron, ..apart };
     let of = |case: &Case<'_>| case.run(Policy::Macro).unwrap();
     let (shared, apart, each): (Outcome, Outcome, Outcome) = (of(&shared), of(&apart), of(&each));
-    assert!(apart.tokens_per_s > 1.05 * shared.tokens_per_s);
+    let gained = apart.tokens_per_s / shared.tokens_per_s;
+    assert!(gained > 1.01, "{gained} times as fast where copies leave the memory to the CPU");
     assert!(each.moved_bytes_per_token < 0.3 * apart.moved_bytes_per_token);
     assert!(each.tokens_per_s < apart.tokens_per_s);
     assert!([&shared, &apart, &each].iter().all(|o| o.link_busy <= 1.0 && o.gpu_share <= 1.0));

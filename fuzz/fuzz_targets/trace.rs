@@ -52,7 +52,7 @@ fn check(path: &Path) {
     let link = 0.1 * h.ffn as f64;
     let most = bound(&trace, skip, &slots, &placed, link);
     let (policy, rules, thresholds) = (Policy::Full, rules(Policy::Full, h), h.thresholds(None));
-    let setting = ReplayOptions { policy, rules, thresholds, slots, link, placed, history, cost: 0.0, seed: 1, skip };
+    let setting = ReplayOptions { policy, rules, thresholds, slots, link, placed, history, cost: 0.0, stage: None, foreseen: false, seed: 1, skip };
     assert!(replay(&trace, &setting).hits <= most);
     if skip > 0 {
         let case = Case {
@@ -69,7 +69,9 @@ fn check(path: &Path) {
             calls: Calls::PerDecision,
             gap_ns: 0.0,
             seed: 1,
+            by_impact: true,
             prompt: 0,
+            chunk: None,
         };
         let _ = case.run(Policy::Full);
     }
