@@ -174,7 +174,7 @@ fn a_card_that_makes_no_graphs_says_so_and_the_text_is_the_same() {
     for about in ["--graphs", "--tensor-cores"] {
         let done = run(&Machine::new(), &[about, "on"], &[]);
         assert_eq!(done.code, Some(2));
-        let said = format!("dynamicinfer: {about} on is about a device; add --device cuda (or virtual)\n");
+        let said = format!("dynamicinfer: {about} on needs a device; add --device cuda (or virtual)\n");
         assert_eq!(done.said, said);
     }
 }
@@ -225,12 +225,15 @@ fn kernels_are_compiled_once_and_a_damaged_one_again() {
     assert!(said.contains("kernels from the embedded PTX"), "{said}");
 }
 
-/// What `doctor` says of the card.
+/// The conclusion of `doctor --verbose` about the card and the details below it, separated by semicolons.
 fn gpu(machine: &Machine, environment: &[(&str, &str)]) -> String {
-    let done = machine.program(&["doctor"], environment);
+    let done = machine.program(&["doctor", "--verbose"], environment);
     assert_eq!(done.code, Some(0), "{}", done.said);
-    let line = done.out.lines().find(|line| line.contains(" GPU ")).expect("a line about it").to_owned();
-    line.split_whitespace().collect::<Vec<_>>().join(" ")
+    let mut lines = done.out.lines().skip_while(|line| !line.contains(" GPU "));
+    let found = lines.next().expect("a line about it");
+    let details = lines.take_while(|line| line.starts_with("          "));
+    let all = std::iter::once(found).chain(details).map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    all.collect::<Vec<_>>().join("; ")
 }
 
 /// The compiler that makes the embedded PTX, NVRTC 12.1, does not know `__dp4a` and left it a call of a function that is in no
@@ -247,29 +250,28 @@ fn doctor_says_whether_the_compiler_is_one_that_was_shown_to_know_the_kernels() 
     let cache = machine.dir.path().join("cache");
     let with = |nvrtc| gpu(&machine, &[("XDG_CACHE_HOME", cache.to_str().unwrap()), ("CUDA_ON_CPU_NVRTC", nvrtc)]);
     let said = with("12.4");
-    let shown = "; kernels compiled by NVRTC 12.4 for sm_86; NVRTC 12.4 is one that was shown to compile every kernel";
+    let shown = "; kernels compiled by NVRTC 12.4 for sm_86; NVRTC 12.4 is known to compile every kernel";
     assert!(said.ends_with(shown), "{said}");
     let said = with("12.77");
-    let not = "; kernels compiled by NVRTC 12.77 for sm_86; NVRTC 12.77 was not tried with these kernels: 12.1, ";
+    let not = "; kernels compiled by NVRTC 12.77 for sm_86; NVRTC 12.77 is not tested with these kernels; 12.1, ";
     assert!(said.contains(not), "{said}");
 }
 
 #[test]
 fn doctor_and_measure_know_the_card() {
-    let whole = "GPU CUDA on the CPU, compute capability 8.6, driver for CUDA 12.8, 1.00 GiB of 1.00 GiB free";
+    let whole = "GPU CUDA on the CPU, 1.00 GiB of 1.00 GiB free; compute capability 8.6, driver for CUDA 12.8";
     assert_eq!(gpu(&Machine::new(), &[]), format!("ok {whole}; kernels from the embedded PTX"));
     let poor = [("CUDA_ON_CPU_PINS", "0"), ("CUDA_ON_CPU_CHUNKS", "0")];
     assert_eq!(
         gpu(&Machine::new(), &poor),
         format!(
-            "ok {whole}; it cannot give memory back in part, so a changed budget copies whole layers; it does not pin a mapped \
-             model, whose neurons then go through 32 MiB of pinned memory at the price of a copy by the processor; kernels from \
-             the embedded PTX"
+            "ok {whole}; it cannot free memory in part, so a changed budget copies whole layers; it cannot pin a mapped model, \
+             so the processor copies neurons through 32 MiB of pinned memory; kernels from the embedded PTX"
         )
     );
     assert_eq!(
         gpu(&Machine::without_driver(), &[]),
-        "note GPU everything runs on the processor: there is no NVIDIA driver (libcuda.so.1 is not found); install one, or take \
+        "note GPU none, everything runs on the processor: there is no NVIDIA driver (libcuda.so.1 is not found); install one, or take \
          --device cpu"
     );
     assert!(
