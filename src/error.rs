@@ -1,6 +1,6 @@
 //! Every failure that the program reports, with the exit status it ends with.
 //!
-//! A message says what, which, why and what to do. Outcomes that are not failures are data, not errors.
+//! A message names its subject, what is wrong, and the remedy. Outcomes that are not failures are data, not errors.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,35 +9,35 @@ use std::path::{Path, PathBuf};
 /// A result whose error is the crate's own unless another is named.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failure as the program reports it; each kind says the exit status that the program ends with.
+/// A failure as the program reports it; each kind has its exit status.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The caller asked for something that cannot be; exit 2.
+    /// The caller's request is impossible; exit 2.
     #[error("{0}")]
     Usage(String),
-    /// A prompt, or what was said so far, is longer than the model's context; exit 2.
+    /// A prompt or a conversation is longer than the model's context; exit 2.
     #[error("{0}")]
     TooLong(String),
-    /// A model file (or a file made from one) is not what it must be; exit 5.
+    /// A model file (or a file made from one) is invalid; exit 5.
     #[error(transparent)]
     BadFile(Box<BadFile>),
-    /// The operating system refused; exit 1.
+    /// The operating system refused an operation; exit 1.
     #[error("cannot {action} {}: {source}", printable(&path.to_string_lossy()))]
     Io {
-        /// What was refused, as a verb for the message: `open`, `read`, `write`.
+        /// The operation, as a verb for the message: `open`, `read`, `write`.
         action: &'static str,
-        /// The file or directory that it was refused for.
+        /// The file or directory of the operation.
         path: PathBuf,
         /// The system's own error.
         source: std::io::Error,
     },
-    /// Not enough of what the system or a budget gives: memory, threads, processes, descriptors; exit 6.
+    /// The system or a budget has too little: memory, threads, processes or descriptors; exit 6.
     #[error("{0}")]
     Memory(String),
-    /// What a daemon has refused, with the exit status that the same has where no daemon is asked.
+    /// A refusal of the daemon, with the exit status of the same failure without a daemon.
     #[error("{message}")]
     Refused {
-        /// What it said.
+        /// The daemon's message.
         message: String,
         /// The exit status, not 0.
         exit: u8,
@@ -45,7 +45,7 @@ pub enum Error {
     /// No daemon answers; exit 3.
     #[error("{0}")]
     NoDaemon(String),
-    /// A daemon is there already; exit 4.
+    /// Another daemon runs already; exit 4.
     #[error("{0}")]
     Running(String),
     /// The engine has failed and cannot go on; exit 70.
@@ -59,21 +59,21 @@ pub enum Error {
     Failed(String),
 }
 
-/// What a daemon calls [`Error::BadFile`].
+/// The daemon's code for [`Error::BadFile`].
 pub const BAD_FILE: &str = "bad_model_file";
-/// What a daemon calls [`Error::Memory`].
+/// The daemon's code for [`Error::Memory`].
 pub const MEMORY: &str = "not_enough_memory";
 
-/// What is wrong with a file, where.
+/// An error in a file, with its place.
 #[derive(Debug)]
 pub struct BadFile {
-    /// The file, as it was named to the program.
+    /// The file, as given to the program.
     pub path: PathBuf,
     /// The field, tensor or key concerned, as the file names it.
     pub field: String,
     /// Byte offset in the file, where one is known.
     pub offset: Option<u64>,
-    /// What is wrong and, where something can be done about it, what: the rest of a sentence that begins with `field`.
+    /// What is wrong and, if one exists, the remedy: the rest of a sentence that begins with `field`.
     pub reason: String,
 }
 
@@ -94,7 +94,7 @@ impl fmt::Display for BadFile {
 impl std::error::Error for BadFile {}
 
 impl Error {
-    /// [`Error::BadFile`] with no offset; `field` is empty where the whole file is meant.
+    /// [`Error::BadFile`] with no offset; `field` is empty for the whole file.
     pub fn bad(path: &Path, field: impl Into<String>, reason: impl Into<String>) -> Error {
         Error::BadFile(Box::new(BadFile {
             path: path.to_owned(),
@@ -104,7 +104,7 @@ impl Error {
         }))
     }
 
-    /// [`Error::BadFile`] about what stands at byte `offset` of the file.
+    /// [`Error::BadFile`] about the data at byte `offset` of the file.
     pub fn bad_at(path: &Path, field: impl Into<String>, offset: u64, reason: impl Into<String>) -> Error {
         Error::BadFile(Box::new(BadFile {
             path: path.to_owned(),
@@ -120,7 +120,7 @@ impl Error {
         move |source| Error::Io { action, path, source }
     }
 
-    /// The exit status that the program ends with, as each kind of error says it; never 0.
+    /// The program's exit status for this kind of error; never 0.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Usage(_) | Error::TooLong(_) => 2,
@@ -142,8 +142,8 @@ pub fn is_unprintable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Foreign text of several lines, made safe for a terminal: newlines and tabs stay, each other character that a terminal would act
-/// on becomes U+FFFD.
+/// Foreign text of several lines, made safe for a terminal: newlines and tabs stay, and every other character that a terminal would act on
+/// becomes U+FFFD.
 pub fn safe_text(text: &str) -> Cow<'_, str> {
     let bad = |c: char| is_unprintable(c) && !matches!(c, '\n' | '\t');
     match text.contains(bad) {
@@ -164,12 +164,12 @@ pub fn excerpt(text: impl fmt::Display) -> String {
     printable_up_to(160, &text.to_string())
 }
 
-/// A path as part of an address: a name in it is no scheme, query or mark of a page.
+/// A path as part of an address, in which no name reads as a scheme, query or fragment.
 pub fn in_address(path: &str) -> String {
     percent_encoded(path, |byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte))
 }
 
-/// A text whose bytes stand as `%2C` and the like where they are not `plain`.
+/// A text whose bytes that are not `plain` are written as `%2C` and the like.
 pub fn percent_encoded(text: &str, plain: impl Fn(u8) -> bool) -> String {
     let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(encode).collect()

@@ -58,7 +58,7 @@ pub fn check() -> Result<()> {
     if REQUESTED.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-/// Calls `wait`, which waits for somebody to type, and returns its result. A signal meanwhile calls `restore` and ends the process.
+/// Calls `wait`, which waits for the user to type, and returns its result. A signal meanwhile calls `restore` and ends the process.
 ///
 /// # Errors
 /// As [`check`], if a signal came before; `wait` is then not called.

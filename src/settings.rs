@@ -42,7 +42,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
 pub const KEYS: [Key; 41] = [
-    key("serve.model", Kind::Text, "\"\"", false, "MODEL that is loaded at the start; empty for none"),
+    key("serve.model", Kind::Text, "\"\"", false, "MODEL to load at the start; empty for none"),
     key(
         "serve.socket",
         Kind::Text,
@@ -55,14 +55,14 @@ pub const KEYS: [Key; 41] = [
         Kind::Text,
         "\"\"",
         false,
-        "TCP port to listen at as well, of this machine: 8093, localhost:8093; empty for none",
+        "TCP port of this machine to listen at, besides the socket: 8093, localhost:8093; empty for none",
     ),
     key(
         "serve.token_file",
         Kind::Text,
         "\"\"",
         false,
-        "file with the bearer token that TCP asks for; empty for ~/.local/state/dynamicinfer/token, which is made",
+        "file with the bearer token for TCP; empty for ~/.local/state/dynamicinfer/token, which is created",
     ),
     key(
         "serve.allow_origin",
@@ -76,7 +76,7 @@ pub const KEYS: [Key; 41] = [
         Kind::Choice(&["unix", "all", "off"]),
         "\"unix\"",
         true,
-        "who may change models, budget, policy and thresholds: unix for who may open the socket, all for TCP as well, off for nobody",
+        "who may change models, budget, policy and thresholds: unix (clients of the socket), all (clients over TCP, too) or off (no client)",
     ),
     key(
         "serve.ui",
@@ -85,9 +85,16 @@ pub const KEYS: [Key; 41] = [
         true,
         "a page at /ui to watch the daemon and change its budget; over TCP its password is the token",
     ),
-    key("serve.name", Kind::Text, "\"\"", false, "what requests call the model; empty for its file's name"),
+    key("serve.name", Kind::Text, "\"\"", false, "the model's name in requests; empty for its file's name"),
     key("serve.queue", Kind::Whole(1, 65_536), "64", false, "requests that may wait; more are answered 429"),
-    key("serve.parallel", Kind::Whole(1, 32), "8", false, "answers at once; each has keys and values of its own"),
+    key(
+        "serve.parallel",
+        Kind::Whole(1, 32),
+        "8",
+        false,
+        "answers that run at once; each has its own keys and \
+         values",
+    ),
     key(
         "serve.context",
         Kind::Whole(0, 1 << 24),
@@ -100,7 +107,7 @@ pub const KEYS: [Key; 41] = [
         Kind::Switch,
         "false",
         false,
-        "each answer as if it were alone: slower, and the same to the bit",
+        "run each answer as if it were alone: slower, and bit-identical",
     ),
     key(
         "serve.body_bytes",
@@ -114,7 +121,7 @@ pub const KEYS: [Key; 41] = [
         Kind::Whole(1024, 1 << 40),
         "67108864",
         false,
-        "bytes of the bodies of all requests that have not been read to their end; more is answered 503",
+        "bytes of all request bodies in memory; more is answered 503",
     ),
     key(
         "serve.body_seconds",
@@ -142,7 +149,7 @@ pub const KEYS: [Key; 41] = [
         Kind::Whole(1, 3600),
         "5",
         true,
-        "seconds that a TCP connection has to show the token in, before it is cut",
+        "seconds within which a TCP connection must send the token",
     ),
     key(
         "serve.stall_seconds",
@@ -163,103 +170,104 @@ pub const KEYS: [Key; 41] = [
         Kind::Number(1.0, 100.0),
         "2.0",
         false,
-        "how many times as long the next token of an answer may take because others' prompts are read meanwhile",
+        "factor by which other clients' prompts may delay the next token of an answer",
     ),
     key(
         "serve.ping_seconds",
         Kind::Whole(1, 3600),
         "15",
         true,
-        "seconds after which a silent stream gets a comment, so that nobody takes it for dead",
+        "seconds after which a silent stream sends a comment, so that clients and proxies keep it open",
     ),
     key(
         "serve.drain_seconds",
         Kind::Whole(0, 3600),
         "30",
         true,
-        "seconds that running answers have to end after SIGTERM",
+        "seconds that running answers have to finish after SIGTERM",
     ),
     key(
         "engine.threads",
         Kind::Whole(0, 1024),
         "0",
         false,
-        "threads to compute with; 0 for one per core, one less beside a card's scheduler",
+        "threads to compute with; 0 for one per core, one less with a GPU",
     ),
-    key("engine.kv", Kind::Choice(&["f16", "f32"]), "\"f16\"", false, "how keys and values are stored: f16 or f32"),
+    key("engine.kv", Kind::Choice(&["f16", "f32"]), "\"f16\"", false, "type of the key/value cache: f16 or f32"),
     key(
         "engine.prefill",
         Kind::Choice(&["exact", "int8", "int8-per-tensor"]),
         "\"int8\"",
         false,
-        "how exact the processor computes prompts of more than 32 tokens",
+        "precision of prompts of more than 32 tokens on the processor",
     ),
     key(
         "engine.predictor",
         Kind::Text,
         "\"auto\"",
         false,
-        "what tells which neurons a token needs: dense, exact, sign, mlp or auto",
+        "predictor that selects the neurons of each token: dense, exact, sign, mlp or auto",
     ),
     key(
         "engine.audit",
         Kind::Whole(0, 1 << 20),
         "64",
         false,
-        "check the predictor at every so many passes against the true activations, for `top`; 0 for never",
+        "compare the predictor with the true activations every this many passes, for `top`; 0 for never",
     ),
     key(
         "engine.quant",
         Kind::Text,
         "\"\"",
         false,
-        "type of the weights when a model is packed; empty for the nearest to its own",
+        "type of the weights if a model must be packed; empty for the nearest to its own",
     ),
     key(
         "engine.activation",
         Kind::Text,
         "\"\"",
         false,
-        "activation function of models that do not say it; empty for the files'",
+        "activation function of models that name none; empty for the files'",
     ),
     key(
         "engine.device",
         Kind::Choice(&["cpu", "cuda", "auto", "virtual"]),
         "\"cpu\"",
         false,
-        "where neurons may lie beside main memory: cpu is nowhere else, auto a card if there is one",
+        "device that computes besides the processor: cpu (none), cuda, auto (a usable GPU) or virtual",
     ),
-    key("engine.vram", Kind::Text, "\"\"", false, "room on the device: 8GiB; empty for most of what is free"),
-    key("engine.ram", Kind::Text, "\"\"", false, "host memory that a model may take: 32GiB; empty for what is free"),
-    key("engine.policy", Kind::Text, "\"full\"", false, "what moves to the device while a text is generated"),
+    key(
+        "engine.vram",
+        Kind::Text,
+        "\"\"",
+        false,
+        "memory budget on the device: 8GiB; empty for most of the free \
+         memory",
+    ),
+    key("engine.ram", Kind::Text, "\"\"", false, "host memory limit of a model: 32GiB; empty for the free memory"),
+    key("engine.policy", Kind::Text, "\"full\"", false, "migration policy during decoding"),
     key(
         "sampling.temperature",
         Kind::Number(0.0, 100.0),
         "0.8",
         false,
-        "of requests that do not say it, as all of this section; 0 takes the likeliest token",
+        "temperature of requests that set none (so with all of this section); 0 takes the likeliest token",
     ),
     key(
         "sampling.top_k",
         Kind::Whole(0, 1 << 24),
         "40",
         false,
-        "choose among so many of the likeliest tokens; 0 is all",
+        "choose among this many of the likeliest tokens; 0 for all",
     ),
     key(
         "sampling.top_p",
         Kind::Number(0.0, 1.0),
         "0.95",
         false,
-        "choose among the likeliest tokens that have this probability together",
+        "choose among the likeliest tokens of this total probability",
     ),
-    key(
-        "sampling.min_p",
-        Kind::Number(0.0, 1.0),
-        "0.05",
-        false,
-        "drop tokens less likely than this share of the likeliest",
-    ),
+    key("sampling.min_p", Kind::Number(0.0, 1.0), "0.05", false, "drop tokens below this share of the likeliest"),
     key(
         "sampling.repeat_penalty",
         Kind::Number(0.01, 100.0),
@@ -267,7 +275,7 @@ pub const KEYS: [Key; 41] = [
         false,
         "divide the logits of repeated tokens by this",
     ),
-    key("chat.system", Kind::Text, "\"\"", false, "system message that `chat` begins with; empty for none"),
+    key("chat.system", Kind::Text, "\"\"", false, "system message of `chat`; empty for none"),
     key(
         "chat.history",
         Kind::Whole(0, 100_000),
@@ -277,10 +285,10 @@ pub const KEYS: [Key; 41] = [
     ),
 ];
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody has set it: the value is [`Key::default`].
+    /// It is not set: the value is [`Key::default`].
     Default,
     /// This configuration file.
     File(PathBuf),
@@ -343,9 +351,7 @@ impl Settings {
         for (section, values) in table {
             let sections = KEYS.iter().map(|key| key.name.split('.').next().expect("keys have sections"));
             let toml::Value::Table(values) = values else {
-                return Err(refuse(format!(
-                    "'{section}' stands outside a section; write it as [section] name = value"
-                )));
+                return Err(refuse(format!("'{section}' is outside a section; write it as [section] name = value")));
             };
             if !KEYS.iter().any(|key| key.name.starts_with(&format!("{section}."))) {
                 return Err(refuse(unknown("section", &section, sections)));
@@ -379,8 +385,8 @@ impl Settings {
         let mut settings = self.clone();
         for (name, text) in values {
             if !(name.starts_with("engine.") || name.starts_with("sampling.") || name == "serve.context") {
-                let why = "a model is loaded with keys of [engine] and [sampling], and with serve.context";
-                return Err(Error::Usage(format!("'{}' is not about a model; {why}", excerpt(name))));
+                let why = "`load` accepts keys of [engine] and [sampling], and serve.context";
+                return Err(Error::Usage(format!("'{}' is not a setting of a model; {why}", excerpt(name))));
             }
             settings.set(name, text, Origin::Load)?;
         }
@@ -399,7 +405,7 @@ impl Settings {
         &self.0[name].0
     }
 
-    /// Where the value of the key `name` comes from.
+    /// The origin of the value of the key `name`.
     pub fn origin(&self, name: &str) -> &Origin {
         &self.0[name].1
     }
@@ -459,7 +465,7 @@ fn find(name: &str) -> Result<&'static Key, String> {
 
 fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> String {
     let hint = nearest(name, known).map_or(String::new(), |near| format!("; did you mean '{near}'?"));
-    format!("the {what} '{}' is unknown{hint} `dynamicinfer config show` lists all", excerpt(name))
+    format!("unknown {what} '{}'{hint} `dynamicinfer config show` lists all", excerpt(name))
 }
 
 /// What to say of each of these environment variables that is neither a key's ([`variable`]) nor one of the `others`.
@@ -528,7 +534,7 @@ fn check(key: &Key, value: toml::Value) -> Result<toml::Value, String> {
     Err(format!("{} is {}; it must be {wanted}", key.name, excerpt(value)))
 }
 
-/// The text of `configs/default.toml`: every key with its default and what it means.
+/// The text of `configs/default.toml`: every key with its default and meaning.
 pub fn default_file() -> String {
     let mut text = String::from(
         "# Every setting with its default. Copy what you change to ~/.config/dynamicinfer/config.toml, or for all users to\n\
@@ -592,9 +598,9 @@ mod tests {
         };
         assert_eq!(
             message("[serve]\nqeue = 1\n"),
-            "c.toml: the key 'serve.qeue' is unknown; did you mean 'serve.queue'? `dynamicinfer config show` lists all"
+            "c.toml: unknown key 'serve.qeue'; did you mean 'serve.queue'? `dynamicinfer config show` lists all"
         );
-        assert!(message("[server]\nqueue = 1\n").contains("the section 'server' is unknown; did you mean 'serve'?"));
+        assert!(message("[server]\nqueue = 1\n").contains("unknown section 'server'; did you mean 'serve'?"));
         assert_eq!(
             message("[serve]\nqueue = 0\n"),
             "c.toml: serve.queue is 0; it must be a whole number from 1 to 65536"
@@ -618,7 +624,7 @@ mod tests {
         let names = ["DYNAMICINFER_SERVE_QUEUE", "DYNAMICINFER_LOG", "DYNAMICINFER_SERVE_QEUE"].map(String::from);
         let said = unknown_variables(&names, &["DYNAMICINFER_LOG"]);
         assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].contains("'DYNAMICINFER_SERVE_QEUE' is unknown; did you mean 'DYNAMICINFER_SERVE_QUEUE'?"));
+        assert!(said[0].contains("'DYNAMICINFER_SERVE_QEUE'; did you mean 'DYNAMICINFER_SERVE_QUEUE'?"));
     }
 
     #[test]

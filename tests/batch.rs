@@ -185,6 +185,7 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
         chunk: None,
         host: None,
         streamed_layers: Some(0),
+        skips_host: false,
     };
     let machine = MachineProfile {
         name: "test".into(),
@@ -201,6 +202,7 @@ fn a_budget_decides_how_many_timelines_lie_on_the_device() {
         copy_us: 5.0,
         sync_us: 10.0,
         moves: Vec::new(),
+        stage: None,
     };
     let budgeter = VramBudget { footprint, counts: vec![vec![1; ffn]; layers], machine, request };
     let full = budgeter.plan(u64::MAX).unwrap().full_bytes;

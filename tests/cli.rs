@@ -134,7 +134,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         ),
         (&["bench", &opt, "-p", "257", "-n", "0"], "a context of 257: this model has 256 positions and no more"),
         (&["bench", &model, "-p", "0", "-n", "0"], "nothing to measure: -p and -n are both 0"),
-        (&["bench", &model, "-r", "0"], "-r 0: take at least one repeat"),
+        (&["bench", &model, "-r", "0"], "-r 0: give at least one repeat"),
         (
             &["bench", &opt, "-p", "0", "-n", "8", "-d", "0,250"],
             "a context of 258: this model has 256 positions and no more",
@@ -175,7 +175,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["record", &model, "--text", &ids, "-o", &trace], "x.trace: something else is in this file"),
         (&["profile", &model, "--text", &ids, "--fresh", "-o", &ids], "ids.json: something else is in this file"),
         (&["calibrate", &model, "--text", &ids, "-o", &ids], "ids.json: something else is in this file"),
-        (&["plan", &model], "say what to plan for: --vram 8GiB"),
+        (&["plan", &model], "the plan needs a target: --vram 8GiB"),
         (&["measure", "-t", "0"], "--threads 0: take 1 to 1024"),
         (&["completions", "cmd.exe"], "[possible values: bash,"),
     ];
@@ -252,10 +252,13 @@ fn bad_files_are_5_and_what_cannot_be_read_is_1() {
 fn help_names_every_verb_and_completions_know_them() {
     let place = Place::new();
     let verbs = ["run", "show", "pack", "bench", "eval", "profile", "measure", "plan", "completions"];
-    let help = place.run(&["--help"]);
-    assert_eq!((help.code, help.err.as_str()), (0, ""));
+    let [help, all] = ["--help", "--help-all"].map(|page| place.run(&[page]));
+    assert_eq!((help.code, help.err.as_str(), all.code, all.err.as_str()), (0, "", 0, ""));
+    assert!(help.out.lines().count() <= 24 && help.out.lines().all(|line| line.len() <= 80), "{}", help.out);
+    assert_eq!(place.run(&["help"]).out, help.out);
     for verb in verbs {
-        assert!(help.out.lines().any(|line| line.trim_start().starts_with(verb)), "{verb} in: {}", help.out);
+        assert!(help.out.split_whitespace().any(|word| word == verb), "{verb} in: {}", help.out);
+        assert!(all.out.lines().any(|line| line.trim_start().starts_with(verb)), "{verb} in: {}", all.out);
         let own = place.run(&[verb, "--help"]);
         assert_eq!(own.code, 0);
         assert!(own.out.contains(&format!("Usage: dynamicinfer {verb}")), "{}", own.out);

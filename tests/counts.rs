@@ -26,8 +26,8 @@ use std::path::Path;
 use std::process::Command;
 
 /// What a refusal may take, and how long.
-const MOST_BYTES: usize = 64 << 20;
-const MOST_TIME: clock::Duration = clock::Duration::from_millis(50);
+const MAX_BYTES: usize = 64 << 20;
+const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
 const DIRECTORIES: [&str; 17] = [
@@ -130,7 +130,7 @@ fn open(path: &Path) -> Result<()> {
 
 /// What is wrong with how the case ended, if anything is.
 fn fault_of(path: &Path) -> Option<String> {
-    Limited::from_here(MOST_BYTES);
+    Limited::from_here(MAX_BYTES);
     let begun = clock::computed();
     let opened = catch_unwind(AssertUnwindSafe(|| open(path)));
     let took = clock::computed() - begun;
@@ -138,7 +138,7 @@ fn fault_of(path: &Path) -> Option<String> {
         Err(_) => Some("it panicked".into()),
         // Computing takes its time, and only a refusal has a limit.
         Ok(Ok(())) => None,
-        Ok(Err(Error::BadFile(_))) if took > MOST_TIME => Some(format!("it was refused after {took:?}")),
+        Ok(Err(Error::BadFile(_))) if took > MAX_TIME => Some(format!("it was refused after {took:?}")),
         Ok(Err(Error::BadFile(_))) => None,
         Ok(Err(other)) => Some(format!("{other:?}")),
     }

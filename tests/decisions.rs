@@ -198,7 +198,7 @@ fn by_engine_with(
     let (sparsity, predicts_on_device) = chosen(&predictor);
     let setting = BackgroundOptions {
         policy: case.policy,
-        tune: timeless,
+        tune: Arc::new(timeless),
         weight: LossWeight::Probability,
         ahead: case.ahead,
         sequences: 1,
@@ -288,6 +288,7 @@ fn by_simulator(trace: &TraceFile, case: &Case, real: &Footprint) -> Vec<Vec<Mov
         copy_us: FAST.copy_us,
         sync_us: 0.1,
         moves: Vec::new(),
+        stage: None,
     };
     let setting = simulate::SimulateOptions {
         machine: &machine,
@@ -392,9 +393,9 @@ fn every_policy_is_named_wherever_all_of_them_are() {
         let path = format!("configs/experiments/{experiment}.toml");
         assert!(read(&path).contains(&line), "{path} lacks the line {line}");
     }
-    let docs = read("docs/scheduler.md");
+    let docs = read("docs/memory.md");
     for policy in Policy::ALL {
-        assert!(docs.contains(&format!("`{}`", policy.name())), "docs/scheduler.md does not say what {policy:?} is");
+        assert!(docs.contains(&format!("`{}`", policy.name())), "docs/memory.md does not say what {policy:?} is");
         let file = format!("src/scheduler/policy/{}.rs", policy.name().replace('-', "_"));
         assert!(root.join(&file).is_file(), "{policy:?} has no file {file}");
         assert_eq!(policy.name().parse(), Ok(policy));

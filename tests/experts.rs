@@ -121,6 +121,7 @@ fn hits(trace: &TraceFile, policy: Policy, share: f64, carried: f64) -> (f64, f6
         history,
         cost: 0.0,
         foreseen: false,
+        stage: None,
         seed: 1,
         skip,
     };
@@ -167,6 +168,7 @@ fn request(vram: u64) -> Request {
         chunk: None,
         host: None,
         streamed_layers: Some(0),
+        skips_host: false,
     }
 }
 
@@ -284,6 +286,7 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         position: POSITION,
         vram,
         placement: Placement::Static,
+        by_impact: false,
         predictor_bytes: 0,
         threshold: None,
         contention: true,

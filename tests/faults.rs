@@ -1,5 +1,5 @@
 //! The first step that can fail fails, then the second, and so on until none is left: whatever it was, nothing ends the process,
-//! what was there stays, and the next attempt succeeds. (SQLite's way of testing; docs/reliability.md says what it does not reach.)
+//! what was there stays, and the next attempt succeeds. (SQLite's way of testing; docs/serve.md says what it does not reach.)
 
 mod support;
 
@@ -144,6 +144,7 @@ fn profile() -> MachineProfile {
         copy_us: 1.5,
         sync_us: 8.0,
         moves: Vec::new(),
+        stage: None,
     }
 }
 
@@ -262,6 +263,7 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
                 chunk: None,
                 host: None,
                 streamed_layers: Some(0),
+                skips_host: false,
             };
             let footprint = Footprint::of_model(&engine.model, CONTEXT, KvType::F32);
             let counts = vec![(1..=ffn as u64).collect(); layers];

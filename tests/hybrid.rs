@@ -20,6 +20,7 @@ use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::model::config::{Activation, Ffn};
 use dynamicinfer::model::{BlockLayout, KvCache, KvType, Model};
+use dynamicinfer::predictor::{Predictor, Sign};
 use dynamicinfer::prng::Prng;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -823,7 +824,7 @@ fn too_many_moves_at_once_are_refused_and_may_be_made_again() {
 }
 
 /// Waits of the host in a layer of one token, after which come those of the whole pass: one, for the logits.
-fn waits_of_a_layer(model: Model, kind: KvType, whole: bool) -> u64 {
+fn waits_of_a_layer(model: Model, kind: KvType, whole: bool, predicts: bool) -> u64 {
     let (layers, ffn) = (model.config.layers, model.config.ffn);
     let device = Broken::new(VirtualDevice::new(u64::MAX, RATES), Flaw::None);
     let waits = device.waits.clone();
@@ -833,6 +834,12 @@ fn waits_of_a_layer(model: Model, kind: KvType, whole: bool) -> u64 {
     (0..layers).for_each(|l| split.cache.load(&mut *split.device, l, &neurons).unwrap());
     split.cache.settle(&mut *split.device);
     let mut engine = Engine::new(model, 1, Kernels::best());
+    if predicts {
+        let predictor: Arc<dyn Predictor> = Arc::new(Sign::uncalibrated(&engine.model));
+        let choice = Choice::Predicted { predictor, threshold: 0.5, activation_threshold: 0.0 };
+        engine.set_sparsity(Sparsity::new(vec![choice; layers], 0).unwrap());
+        split.upload_predictors(engine.sparsity(), &engine.model.config).unwrap();
+    }
     engine.split = Some(split);
     let mut kv = KvCache::new(&engine.model.config, 3, kind).unwrap();
     let mut pass = |token| {
@@ -847,13 +854,16 @@ fn waits_of_a_layer(model: Model, kind: KvType, whole: bool) -> u64 {
 }
 
 /// The host waits for what it has to compute with: the FFN's input if some neurons are its own, queries, keys and values if the cache is.
-/// Where attention and FFN read the same residual, both come at once; else the FFN's input is made from attention's output.
+/// Where attention and FFN read the same residual, both come at once; else the FFN's input is made from attention's output. It waits for no layer
+/// that is on the device whole, whether all neurons are wanted or those that a predictor on the device chooses.
 #[test]
 fn a_layer_waits_twice_only_if_the_hosts_part_of_the_ffn_follows_the_hosts_attention() {
     let stores = Stores::new();
     for (name, side_by_side) in [("relullama", false), ("falcon", true), ("relufalcon", true)] {
         let family = FAMILIES.iter().position(|family| *family == name).unwrap();
-        let waits = |kind, whole| waits_of_a_layer(stores.open(family, 0), kind, whole);
+        let waits = |kind, whole| waits_of_a_layer(stores.open(family, 0), kind, whole, false);
+        let predicts = |whole| waits_of_a_layer(stores.open(family, 0), KvType::F16, whole, true);
+        assert_eq!((predicts(true), predicts(false)), (0, 1), "{name}");
         // Keys in f16 lie on the device, in f32 on the host.
         assert_eq!((waits(KvType::F16, true), waits(KvType::F16, false)), (0, 1), "{name}");
         let both = if side_by_side { 1 } else { 2 };

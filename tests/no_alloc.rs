@@ -268,7 +268,7 @@ fn background(engine: &Engine) -> Background {
     let own = |l| Some((engine.sparsity().threshold(l)?, engine.sparsity().calibration(l)?.clone()));
     let setting = BackgroundOptions {
         policy: Policy::Full,
-        tune: |rules| Rules { gain: false, ..rules },
+        tune: Arc::new(|rules| Rules { gain: false, ..rules }),
         weight: LossWeight::Probability,
         ahead: 1,
         sequences: 3,

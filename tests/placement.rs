@@ -4,8 +4,8 @@
 mod programs;
 mod support;
 
-use dynamicinfer::cache::Tier;
-use dynamicinfer::formats::machine_profile::{MachineProfile, MoveMethod, MoveRate, Rate};
+use dynamicinfer::cache::{PerTier, Tier};
+use dynamicinfer::formats::machine_profile::{MachineProfile, MoveMethod, MoveRate, Rate, StageRates};
 use dynamicinfer::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::PublishedId;
@@ -13,10 +13,11 @@ use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::pack::{PackOptions, pack};
 use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, PartName, Plan, Request, plan};
-use dynamicinfer::placement::problem::{LayerProblem, power_law};
+use dynamicinfer::placement::problem::{LayerProblem, Prices, power_law};
 use dynamicinfer::placement::shapes::shape;
 use dynamicinfer::placement::{Costs, Problem, ilp, min_neurons, policy, ranking, solve, upper_bound};
 use dynamicinfer::prng::Prng;
+use dynamicinfer::scheduler::costs::{Lane, StageCosts};
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -28,18 +29,18 @@ fn random_problem(prng: &mut Prng, layers: usize, batches: usize, top: u64) -> P
         let count = 1 + prng.below(batches as u64) as usize;
         let mut impacts: Vec<u64> = (0..count).map(|_| prng.below(top)).collect();
         impacts.sort_unstable_by(|a, b| b.cmp(a));
-        LayerProblem { min_neurons: 1 + prng.below(count as u64) as usize, impacts }
+        LayerProblem::by_impact(impacts, 1 + prng.below(count as u64) as usize)
     };
     Problem { batch: 1, batch_bytes: 1, layers: (0..layers).map(|_| layer(prng)).collect() }
 }
 
-/// Impact, batches and minus the sum of squares of the best placement: all are tried.
+/// Value, batches and minus the sum of squares of the best placement: all are tried.
 fn brute_force(layers: &[LayerProblem], room: usize) -> (u64, usize, i64) {
     let Some((layer, rest)) = layers.split_first() else { return (0, 0, 0) };
     let counts = (0..=layer.impacts.len().min(room)).filter(|&n| n == 0 || n >= layer.min_neurons);
     let with = counts.map(|n| {
         let (impact, batches, squares) = brute_force(rest, room - n);
-        (impact + layer.impacts[..n].iter().sum::<u64>(), batches + n, squares - (n * n) as i64)
+        (impact + layer.values[n], batches + n, squares - (n * n) as i64)
     });
     with.max().expect("none is always possible")
 }
@@ -60,6 +61,73 @@ fn the_solution_is_the_best_of_all_placements() {
     }
 }
 
+/// The same problem by time: few hot neurons a layer, whose cold ones cost little beside the host's fixed part, or much.
+fn by_time(problem: Problem, prng: &mut Prng) -> (Problem, Prices) {
+    let lane = |fixed_ns: u64, neuron_ns: u64| Lane { fixed_ns: fixed_ns as f64, neuron_ns: neuron_ns as f64 };
+    let host = lane([0, 100, 10_000][prng.below(3) as usize], 1 + prng.below(300));
+    let lanes = PerTier::all(host).with(Tier::Device, lane(0, prng.below(30)));
+    let computed = [0.05, 0.3, 0.7, 1.0][prng.below(4) as usize];
+    let prices = Prices::new(&problem, StageCosts { always_ns: 31.0, lanes }, computed);
+    (problem.by_time(&prices).unwrap(), prices)
+}
+
+/// Whole layers are worth more than the sum of their batches, so that values are not concave.
+#[test]
+fn by_time_the_solution_is_the_best_of_all_placements_too() {
+    let mut prng = Prng::new(43);
+    let mut whole = 0;
+    for case in 0..600 {
+        let (layers, top) = (1 + case % 4, [2, 3, 1000][case % 3]);
+        let problem = random_problem(&mut prng, layers, 6, top);
+        let (problem, prices) = by_time(problem, &mut prng);
+        let nothing = prices.token_ns(&problem, &vec![0; layers]);
+        for room in 0..=problem.batches() + 1 {
+            let found = solve(&problem, room as u64);
+            let squares = found.batches.iter().map(|n| (n * n) as i64).sum::<i64>();
+            let ours = (found.value, found.batches.iter().sum(), -squares);
+            assert_eq!(ours, brute_force(&problem.layers, room), "case {case}, {room} batches of {problem:?}");
+            assert!(upper_bound(&problem, room as u64) >= found.value, "case {case}, {room} batches of {problem:?}");
+            // The value is the time that is saved, but where more on the device makes it the slower one.
+            let saved_ps = (nothing - prices.token_ns(&problem, &found.batches)) * 1e3;
+            assert!(saved_ps <= found.value as f64 + 12.0, "case {case}: {saved_ps} of {}", found.value);
+            let full = |(n, layer): (&usize, &LayerProblem)| *n == layer.impacts.len();
+            whole += found.batches.iter().zip(&problem.layers).filter(|&layer| full(layer)).count();
+        }
+    }
+    assert!(whole > 1000, "{whole}");
+    // The same as an integer programme.
+    for case in 0..6 {
+        let problem = random_problem(&mut prng, 5, 16, 1_000_000);
+        let (problem, _) = by_time(problem, &mut prng);
+        let room = problem.batches() as u64 * (1 + case % 5) / 6;
+        let (ours, theirs) = (solve(&problem, room), ilp::solve(&problem, room, 60.0).unwrap());
+        let apart = ours.value.abs_diff(theirs.value) as f64;
+        assert!(theirs.optimal && apart <= 1e-6 * ours.value as f64, "case {case}: {} {}", ours.value, theirs.value);
+    }
+}
+
+/// A plan by time has whole layers where the host's fixed part is as large as its work for cold neurons, and is faster by the cost model; where the
+/// work is much more, it is the plan with the most activations.
+#[test]
+fn layers_are_whole_where_the_fixed_part_of_the_host_counts() {
+    let f = Footprint::of_shape(&shape("llama-7b").unwrap(), Quant::F16, 512, KvType::F16);
+    let counts = power_law(f.layers, f.ffn);
+    let stage = |split_us| Some(StageRates { always_us: 31.2, split_us });
+    let of = |skips_host, split_us| {
+        let machine = MachineProfile { stage: stage(split_us), ..machine() };
+        let request = Request { vram: None, ffn_share: Some(0.4), skips_host, ..request(1) };
+        let plan = plan(&f, &counts, &machine, &request).unwrap();
+        check(&plan, &f);
+        assert!(plan.gap < 0.03, "{}", plan.gap);
+        plan
+    };
+    let (whole, spread, free) = (of(true, 300.0), of(false, 300.0), of(true, 0.0));
+    assert!(whole.details.whole_layers > 3 && spread.details.whole_layers == 0 && free.details.whole_layers == 0);
+    assert!(whole.details.ffn_us < 0.95 * whole.details.ffn_us_by_impact, "{:?}", whole.details);
+    assert!(whole.objective < spread.objective && free.details.ffn_us <= free.details.ffn_us_by_impact);
+    assert_eq!(whole.details.ffn_us_by_impact, spread.details.ffn_us);
+}
+
 #[test]
 fn the_integer_programme_finds_the_same_impact() {
     let mut prng = Prng::new(5);
@@ -69,8 +137,8 @@ fn the_integer_programme_finds_the_same_impact() {
         let (ours, theirs) = (solve(&problem, room), ilp::solve(&problem, room, 60.0).unwrap());
         assert!(theirs.optimal, "case {case}: its time was over");
         assert_eq!(
-            (ours.impact, theirs.impact),
-            (theirs.impact, problem.impact(&theirs.batches)),
+            (ours.value, theirs.value),
+            (theirs.value, problem.value(&theirs.batches)),
             "case {case}: {problem:?}"
         );
     }
@@ -149,6 +217,7 @@ fn machine() -> MachineProfile {
         copy_us: 5.0,
         sync_us: 10.0,
         moves: Vec::new(),
+        stage: None,
     }
 }
 
@@ -195,7 +264,7 @@ fn check(plan: &Plan, footprint: &Footprint) {
     );
     let least = plan.details.min_neurons;
     assert!(plan.layers.iter().all(|l| l.slots == 0 || (least..=footprint.ffn).contains(&l.slots)));
-    assert!((0.0..=1.0).contains(&plan.gap) && plan.objective <= plan.details.bound);
+    assert!((0.0..=1.0).contains(&plan.gap) && plan.details.value <= plan.details.bound);
 }
 
 #[test]
@@ -261,8 +330,7 @@ fn keys_and_values_displace_the_neurons_that_cost_less_than_attention_on_the_hos
             let read = |bytes: f64| bytes / (m.dram_gb_s * 1e3) - bytes / (m.device_gb_s * 1e3);
             let waits = f.layers as f64 * (chosen.details.t_sync_us + m.call_us);
             let gain = waits + read(f.kv_bytes as f64 / 4.0);
-            let share = |plan: &Plan| plan.objective as f64 / plan.details.total_impact as f64;
-            let loss = |other: &Plan| read((share(&host) - share(other)) * computed_share * f.ffn_bytes() as f64);
+            let loss = |other: &Plan| other.details.ffn_us - host.details.ffn_us;
             match on_device(&chosen) {
                 0 => {
                     assert_eq!(chosen.layers, host.layers);
@@ -272,7 +340,7 @@ fn keys_and_values_displace_the_neurons_that_cost_less_than_attention_on_the_hos
                 bytes => {
                     assert_eq!(bytes, f.kv_bytes);
                     assert!(loss(&chosen) < gain, "{context}, {eighths}");
-                    displaced += u32::from(share(&chosen) < share(&host));
+                    displaced += u32::from(chosen.objective < host.objective);
                 }
             }
         }
@@ -583,7 +651,7 @@ fn a_model_is_planned_and_its_placement_checked() {
         assert!(out.lines().any(|l| l.trim_start().starts_with(line)), "{line} in {out}");
     }
     assert!(
-        out.contains("\npinned for a card: ") && out.contains("all that may be moved, which cannot be swapped"),
+        out.contains("\npinned for the GPU: ") && out.contains("(all movable weights), which cannot be swapped"),
         "{out}"
     );
     let (code, out, _) = plan(&["--vram", "8GiB", "--parallel", "3"]);
@@ -660,14 +728,14 @@ fn wrong_budgets_are_refused_in_words() {
         (&["--vram", "8GiB", "--ram", "0"], 2, "'0' is no room at all"),
         (&["--vram", "8GiB", "--ram", "1GiB"], 6, "--ram 1073741824 is below the "),
         (&["--vram", "64KiB"], 6, "a budget of 65536 bytes is below the "),
-        (&[], 2, "say what to plan for: --vram 8GiB"),
-        (&["--ffn-share", "0"], 2, "--ffn-share 0: take a share above 0 and at most 1"),
+        (&[], 2, "the plan needs a target: --vram 8GiB"),
+        (&["--ffn-share", "0"], 2, "--ffn-share 0: give a share above 0 and at most 1"),
         (&["--ffn-share", "-0.5"], 2, "--ffn-share -0.5: take a share"),
         (&["--ffn-share", "1.01"], 2, "--ffn-share 1.01: take a share"),
         (&["--ffn-share", "nan"], 2, "--ffn-share NaN: take a share"),
         (&["--vram", "8GiB", "-c", "0"], 2, "-c 0: take 1 to 16777216"),
         (&["--vram", "8GiB", "--ilp", "0"], 2, "--ilp 0: take seconds above 0"),
-        (&["--vram", "8GiB", "--predictor", "mlp"], 2, "--predictor mlp: there is none for this model yet"),
+        (&["--vram", "8GiB", "--predictor", "mlp"], 2, "--predictor mlp: this model has none yet"),
         (&["--vram", "8GiB", "--machine", "cray"], 2, "--machine cray: there is no such profile; make one with"),
         (&["--vram", "8GiB", "--machine", "a b"], 2, "--machine: 'a b' is no name"),
         (&["--vram", "8GiB", "--machine", "bad.toml"], 5, "bad.toml: not a machine profile: "),
@@ -818,7 +886,7 @@ fn a_plan_of_memory_and_disk_is_what_the_program_runs_with() {
     let fewer = |_| missing(&["--trace", "a.trace"]) < 0.8 * missing(&[]);
     assert!((0..5).any(fewer), "a recorded letter is missing as often as drawn neurons");
     let (code, _, err) = run(&["plan", "demo", "--ram", "1GiB", "--trace", "a.trace"]);
-    assert!(code == 2 && err.contains("it is of another model"), "{err}");
+    assert!(code == 2 && err.contains("the trace belongs to another model"), "{err}");
 
     // Without a predictor all neurons come from disk, whatever the memory, until all of them fit.
     let dense = plan(&["--ram", &between.to_string(), "--predictor", "none"]);
@@ -841,11 +909,11 @@ fn a_plan_of_memory_and_disk_is_what_the_program_runs_with() {
 
     // What nothing reaches is said to be out of reach.
     let (code, _, err) = run(&["plan", "m.neurons", "-c", "64", "--min-speed", "1000000"]);
-    assert!(code == 6 && err.contains("are not reached here"), "{code} {err}");
+    assert!(code == 6 && err.contains("are out of reach"), "{code} {err}");
     let (code, out, _) = run(&["plan", "m.neurons", "-c", "64", "-t", "1", "--min-speed", "0.001"]);
     assert!(code == 0 && out.contains("run it: dynamicinfer run m.neurons --ram ") && out.contains(" -c 64"), "{out}");
     for (args, said) in [
-        (&["--min-speed", "0"][..], "take tokens a second above 0"),
+        (&["--min-speed", "0"][..], "give tokens/s above 0"),
         (&["--ram", "100MiB", "-o", "p.json"], "--output belongs to a plan for a device"),
         (&["--ram", "100MiB", "--vram", "1GiB", "--min-speed", "5"], "cannot be used with"),
     ] {

@@ -132,7 +132,7 @@ fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
         (vec!["run", "m.neurons", "x", "--calibrate", &text], "train-predictor makes a mixture's"),
         (vec!["run", "m.neurons", "x", "--predictor", "exact", "--threshold", "0.3"], "add --predictor mlp"),
         (vec!["calibrate", "m.gguf", "--text", &text], "train-predictor"),
-        (vec!["train-predictor", "m.gguf", "--text", &text, "--ahead", "1"], "--ahead: inside experts"),
+        (vec!["train-predictor", "m.gguf", "--text", &text, "--ahead", "1"], "--ahead: neurons of experts"),
         (vec!["train-predictor", "m.gguf", "--text", &text, "--ram", "1GiB"], "--ram: here every neuron"),
         (vec!["run", "m.neurons", "x", "--activation", "silu"], "--activation silu: "),
         (vec!["synth", "--experts", "1", "--experts-used", "1", "-o", "one.gguf"], "two experts or more"),
@@ -170,7 +170,7 @@ fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
     let expected = |of: &Json| of["expected"]["cpu_tokens_per_s"].as_f64().unwrap();
     assert!(expected(&by_network) > expected(&by_gates), "{by_gates} {by_network}");
     let refused = run(dir, &["plan", "m.neurons", "--vram", "24MiB", "--predictor", "sign"]);
-    assert!(refused.code == 2 && refused.err.contains("takes mlp or none"), "{}", refused.err);
+    assert!(refused.code == 2 && refused.err.contains("has mlp or none"), "{}", refused.err);
     // Before anything is trained.
     let done = run(dir, &["train-predictor", "m.gguf", "--text", &text, "-o", "nowhere/x.predictor"]);
     assert!(done.code == 1 && done.err.contains("there is no folder nowhere"), "{}", done.err);
@@ -246,6 +246,6 @@ fn what_cannot_be_made_is_refused_with_what_to_do() {
     refused(&["train-predictor", &silu, "--text", &text], &["silu", "dynamicinfer profile MODEL"]);
     refused(&["calibrate", &silu, "--text", &text], &["silu", "train-predictor MODEL"]);
     refused(&["train-predictor", &relu, "--text", &text, "--recall", "1.5"], &["--recall 1.5", "between 0 and 1"]);
-    refused(&["train-predictor", &relu, "--text", &text, "--sparsity", "0.5"], &["--sparsity 0.5", "own zeros"]);
+    refused(&["train-predictor", &relu, "--text", &text, "--sparsity", "0.5"], &["--sparsity 0.5", "has zeros"]);
     refused(&["calibrate", &relu, "--text", &text, "--tokens", "9"], &["9 tokens are too few"]);
 }

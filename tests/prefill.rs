@@ -4,7 +4,7 @@
 mod support;
 
 use dynamicinfer::cpu::{Isa, Kernels, Prefill};
-use dynamicinfer::engine::session::{CHUNK, MOST_CHUNK};
+use dynamicinfer::engine::session::{CHUNK, MAX_CHUNK};
 use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::error::Error;
 use dynamicinfer::evaluation::evaluate::{Likelihood, Windows, likelihood};
@@ -57,7 +57,7 @@ fn a_prompt_in_chunks_gives_what_it_gives_token_by_token() {
             }
             let mut lengths = if isa == Isa::Portable { vec![1, 33] } else { vec![1, 33, 256, 257] };
             if name == "qwen3-moe" {
-                lengths.push(MOST_CHUNK + 1);
+                lengths.push(MAX_CHUNK + 1);
             }
             for n in lengths {
                 let tokens = tokens(n);
@@ -82,7 +82,7 @@ fn a_prompt_that_is_stopped_between_layers_is_read_on_as_if_nothing_had_been() {
     for name in ["llama", "qwen3-moe"] {
         let mut engine = engine(name, Quant::F32, 2, Kernels::best());
         let (chunk, layers) = (engine.chunk(), engine.model.config.layers);
-        assert_eq!(chunk, if name == "llama" { CHUNK } else { MOST_CHUNK });
+        assert_eq!(chunk, if name == "llama" { CHUNK } else { MAX_CHUNK });
         let tokens = tokens(2 * chunk + 40);
         let whole = in_chunks(&mut engine, &tokens);
         // Once before each layer, and once after each chunk.

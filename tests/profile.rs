@@ -535,9 +535,13 @@ fn a_profile_is_made_added_to_shown_and_found_again() {
     place.refused(&["profile", model], 2, "has no profile yet; make one: dynamicinfer profile ");
     place.refused(&["profile", model, "--fresh"], 2, "--text");
     place.refused(&["profile", model, "--text", "c.txt"], 1, "cannot open c.txt");
-    place.refused(&["profile", model, "--text", "a.txt", "--sparsity", "0.5"], 2, "this model's own zeros decide");
-    place.refused(&["profile", silu, "--text", "a.txt", "--sparsity", "1"], 2, "take a share between 0 and 1");
-    place.refused(&["profile", model, "--text", "a.txt", "--max-tokens", "0"], 2, "take at least one token");
+    place.refused(
+        &["profile", model, "--text", "a.txt", "--sparsity", "0.5"],
+        2,
+        "this model's activation has zeros, which decide; leave it out",
+    );
+    place.refused(&["profile", silu, "--text", "a.txt", "--sparsity", "1"], 2, "give a share between 0 and 1");
+    place.refused(&["profile", model, "--text", "a.txt", "--max-tokens", "0"], 2, "give at least 1 token");
 
     // One text, then another; the first is not counted again.
     let one = place.json(&["profile", model, "--text", "a.txt", "--json", "--max-tokens", "300"]);
@@ -641,7 +645,7 @@ fn ctrl_c_keeps_what_was_counted_and_the_same_command_goes_on() {
     assert!(err.contains("is of another model, other texts or options; starting anew"), "{err}");
     let (code, table, err) = place.run(&[&call[..], &["x.profile"]].concat());
     assert_eq!(code, 0, "{err}");
-    assert!(err.contains("going on after ") && !first.exists(), "{err}");
+    assert!(err.contains("resuming after ") && !first.exists(), "{err}");
     let (_, whole, _) = place.run(&[&call[..], &["z.profile"]].concat());
     assert_eq!(table, whole);
     let bytes = |name: &str| std::fs::read(place.0.path().join(name)).unwrap();

@@ -190,6 +190,7 @@ fn machine(host_gflops: f64) -> MachineProfile {
         copy_us: 2.0,
         sync_us: 5.0,
         moves: Vec::new(),
+        stage: None,
     }
 }
 

@@ -302,7 +302,7 @@ fn a_pull_that_is_given_up_goes_on_the_next_time() {
     let done = pull.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!(done.status.code(), Some(130), "{said}");
-    assert!(said.contains("what came is kept"), "{said}");
+    assert!(said.contains("the fetched part is kept"), "{said}");
     // How much of what was sent had come is left to chance; what came counts.
     let whole = folder(home.path()).join("blobs").join(blob(&files[1].1));
     let part = whole.with_extension("part");
@@ -665,7 +665,7 @@ fn what_cannot_be_fetched_is_said_with_what_to_do() {
     says(NOBODY, "owner/model", 1, "cannot reach http://127.0.0.1:1: ");
     says(NOBODY, "owner/model", 1, "Without one, fetch the files elsewhere and give their directory or .gguf as MODEL");
     says(NOBODY, "demo", 2, "'demo' is no name of the hub: give OWNER/MODEL");
-    says(NOBODY, "../model", 2, "is no name of the hub");
+    says(NOBODY, "../model", 2, "is not a name on the hub");
     let refuses = |status| Hub::with(&[], Manner { status, ..Manner::default() }).endpoint;
     says(&refuses(404), "owner/model", 1, "has no model owner/model");
     says(&refuses(401), "owner/model", 1, "set HF_TOKEN to a token of yours, or run `hf auth login`");

@@ -129,7 +129,7 @@ fn bench_of(
     let predictor = Arc::new(Gated { exact, open: open.clone(), asked: Arc::clone(&asked) });
     let setting = BackgroundOptions {
         policy,
-        tune,
+        tune: Arc::new(tune),
         weight: LossWeight::Probability,
         ahead: 1,
         sequences: 3,
@@ -385,6 +385,7 @@ fn the_acknowledged_budget_is_never_exceeded() {
             chunk: None,
             host: None,
             streamed_layers: Some(0),
+            skips_host: false,
         },
     };
     let least = budgeter.plan(u64::MAX / 2).unwrap().without_neurons_bytes;
@@ -432,6 +433,7 @@ fn machine() -> MachineProfile {
         copy_us: 0.1,
         sync_us: 0.1,
         moves: Vec::new(),
+        stage: None,
     }
 }
 

@@ -2,7 +2,8 @@
 //! not take the process, the machine or the afternoon with them.
 
 use dynamicinfer::Error;
-use dynamicinfer::tokenizer::chat_template::{CHILD_ARGUMENT, Input, Message, render_by, render_in_process};
+use dynamicinfer::child::Wanted;
+use dynamicinfer::tokenizer::chat_template::{CHILD_ARGUMENT, Input, Message, Renderer, render_by, render_in_process};
 use serde_json::json;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -326,4 +327,18 @@ fn a_long_conversation_is_no_bomb() {
     assert_eq!(text.matches("[INST]").count(), 2500);
     let long = "x".repeat(4_000_000);
     assert!(rendered(&input(CHATML, &[("user", &long)])).len() > 4_000_000);
+}
+
+/// A template was rendered to its end for a client that had gone meanwhile.
+#[test]
+fn a_text_that_is_no_longer_wanted_is_not_rendered_to_its_end() {
+    let loops = "{% for i in range(700) %}{% for j in range(600) %}{% endfor %}{% endfor %}done";
+    let input = Input { template: loops.into(), ..Input::default() };
+    let renderer = Renderer::new(PROGRAM.into());
+    let asker = std::sync::Arc::new(());
+    let wanted = Wanted::by(&asker);
+    assert_eq!(renderer.render(&input, Path::new("t"), &wanted).unwrap(), "done");
+    drop(asker);
+    let ended = renderer.render(&input, Path::new("t"), &wanted);
+    assert!(matches!(ended, Err(Error::Memory(_))), "{ended:?}");
 }

@@ -183,7 +183,7 @@ fn a_talk(terminal: &mut Terminal) -> String {
     terminal.type_in("/set temprature 1\r");
     assert!(terminal.wait_for(">>> ").contains("did you mean temperature?"));
     terminal.type_in("/budget\r");
-    assert!(terminal.wait_for(">>> ").contains("no device"));
+    assert!(terminal.wait_for(">>> ").contains("without a device"));
     terminal.type_in("\"\"\"one\r");
     terminal.wait_for("... ");
     terminal.type_in("two\"\"\"\r");
@@ -257,7 +257,7 @@ fn run_without_a_prompt_opens_the_chat_with_the_options_that_were_given() {
     assert_eq!(terminal.ends(), Some(0));
     // What only a single answer has is not for a talk.
     let mut terminal = Terminal::start(dir.path(), &["run", "demo", "--json"]);
-    terminal.wait_for("there is no prompt");
+    terminal.wait_for("the prompt is missing");
     assert_eq!(terminal.ends(), Some(2));
 }
 
@@ -275,7 +275,7 @@ fn a_talk_goes_on_when_it_is_longer_than_the_context() {
     for turn in 0..10 {
         terminal.type_in(&format!("And what came to pass in year {turn}\r"));
         let answer = terminal.wait_for(">>> ");
-        assert!(!answer.contains("the context is"), "{answer:?}");
+        assert!(!answer.contains("the context of"), "{answer:?}");
         left_out += answer.split_once("(the first ").map_or("", |(_, notice)| notice);
         terminal.type_in("/stats\r");
         let stats = terminal.wait_for(">>> ");
@@ -283,7 +283,7 @@ fn a_talk_goes_on_when_it_is_longer_than_the_context() {
         assert!((100..=256).contains(&tokens), "a quarter of the context, about, is left for an answer: {stats:?}");
     }
     let notice = left_out.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(notice.contains("turns are left out from here on") && notice.contains("/clear begins anew"), "{notice}");
+    assert!(notice.contains("turns are dropped") && notice.contains("/clear starts a new one"), "{notice}");
     // A message that is longer than the context by itself is refused, and the talk goes on.
     terminal.type_in("/set max_tokens 8\r");
     terminal.wait_for(">>> ");
@@ -292,7 +292,7 @@ fn a_talk_goes_on_when_it_is_longer_than_the_context() {
     terminal.wait_for("/clear");
     terminal.wait_for(">>> ");
     terminal.type_in("Once more\r");
-    assert!(!terminal.wait_for(">>> ").contains("the context is"));
+    assert!(!terminal.wait_for(">>> ").contains("the context of"));
     terminal.type_in("\u{4}");
     assert_eq!(terminal.ends(), Some(0));
 }
@@ -312,7 +312,7 @@ fn every_command_says_what_it_did_and_a_value_is_checked_when_it_is_set() {
         ("/set stop THE END", "stop is \"THE END\""),
         ("/set temperature -", "temperature is the default again"),
         ("/system Be brief.", "the system message is set"),
-        ("/system -", "there is no system message now"),
+        ("/system -", "the system message is removed"),
         ("/save talk.json", "0 turns are in talk.json"),
         ("/load talk.json", "0 turns"),
         ("/clear", "0 turns are forgotten"),

@@ -2,6 +2,8 @@
 
 #[path = "tidy/imports.rs"]
 mod imports;
+#[path = "tidy/words.rs"]
+mod words;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +26,7 @@ const MODULES: [(&str, &[&str]); 37] = [
     ("formats", &["error"]),
     // Names of models on the hub, and which files they mean; the only connection to another machine.
     ("hub", &["error", "formats"]),
-    // A file of settings is opened as every file that somebody names.
+    // A file of settings is opened as every file that a user names.
     ("settings", &["error", "formats"]),
     ("tokenizer", &["child", "clock", "error", "formats"]),
     // Kernels cannot fail and know no files: only how a row lies in memory. Which of them run can be asked for from outside.
@@ -38,7 +40,7 @@ const MODULES: [(&str, &[&str]); 37] = [
     ("profile", &["error", "formats", "ids", "model"]),
     // Decides, and knows no thread or clock.
     ("scheduler", &["cache", "device", "ids", "prng"]),
-    // Neurons from disk: a policy of the scheduler says who stays, and the format what a block's checksum is.
+    // Neurons from disk: a policy of the scheduler chooses what stays, and the format what a block's checksum is.
     ("host_cache", &["cache", "clock", "device", "disk", "formats", "ids", "scheduler"]),
     // The engine sees tokens as numbers, no text; and nothing here knows the command line.
     (
@@ -61,7 +63,7 @@ const MODULES: [(&str, &[&str]); 37] = [
         ],
     ),
     // What lies on a device, as plain data: the model gives sizes, the engine those of its working memory.
-    ("placement", &["cache", "clock", "engine", "error", "formats", "ids", "model", "prng"]),
+    ("placement", &["cache", "clock", "engine", "error", "formats", "ids", "model", "prng", "scheduler"]),
     // Answers for many: tokens and text, no HTTP.
     ("generation", &["cache", "clock", "cpu", "device", "engine", "error", "model", "tokenizer"]),
     // A thread beside the engine's: it decides by `scheduler` and predicts, and the engine knows it as a `Migrator`.

@@ -424,7 +424,7 @@ fn with_scheduler(engine: &mut Engine) {
     let mut split = unsafe { on_device(&engine.model, device, &vec![ffn / 2; layers]) }.unwrap();
     let options = BackgroundOptions {
         policy: Policy::Full,
-        tune: |rules| rules,
+        tune: Arc::new(|rules| rules),
         weight: LossWeight::Probability,
         ahead: 1,
         sequences: 2,

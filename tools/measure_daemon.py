@@ -1,4 +1,4 @@
-"""Measures what docs/reliability.md reports, with the demo model and the standard library alone.
+"""Measures what docs/serve.md says of reliability, with the demo model and the standard library alone.
 
     cargo build --release && python3 tools/measure_daemon.py target/release/dynamicinfer [FIGURE ...]
 

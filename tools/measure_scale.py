@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What clients of a daemon see as there are more of them, over HTTP, prompts included: for docs/scale.md. Standard library only.
+"""What clients of a daemon see as there are more of them, over HTTP, prompts included. Standard library only.
 
     cargo build --release && python3 tools/measure_scale.py target/release/dynamicinfer MODEL --out scale.json
 

@@ -114,7 +114,7 @@ class Newcomer:
             say("/set temperature 0")
             for turn in range(TURNS):
                 answer = say(f"Turn {turn + 1}: and what then?")
-                want("error" not in answer.lower() and "the context is" not in answer, f"turn {turn + 1}: {answer!r}")
+                want("error" not in answer.lower() and "the context of" not in answer, f"turn {turn + 1}: {answer!r}")
             os.write(ours, b"\x04")
             want(process.wait(PATIENCE) == 0, "the talk did not end well")
         finally:

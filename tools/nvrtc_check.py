@@ -6,8 +6,9 @@ kernel. A spill is an error, but for those that are known (KNOWN_SPILLS), and so
 block's threads can have.
 
 The PTX that the program embeds (kernels/ptx/, for compute_75, by the oldest NVRTC that is supported, so that old drivers take
-it) has to be what that NVRTC makes of the sources, byte for byte; --write makes it anew. As it lies there, the
-ptxas of several releases has to assemble it, each for every card that it knows: a driver does what the ptxas of its release does.
+it) is compressed, one file for each source. Decompressed it has to be what that NVRTC makes of the sources, byte for byte; --write
+makes it anew, and --show NAME prints it. The ptxas of several releases has to assemble it, each for every card that it knows: a
+driver does what the ptxas of its release does.
 
 --all-versions shows what the program's list of NVRTC versions (SHOWN in src/device/cuda/nvrtc.rs) says: each makes machine code
 of every kernel, as the program asks for it, and the ptxas beside it assembles the embedded PTX; for a few cards.
@@ -22,6 +23,7 @@ import glob
 import hashlib
 import itertools
 import json
+import lzma
 import os
 import re
 import subprocess
@@ -52,13 +54,21 @@ RELEASES = {
     "13.5": ("13.5.37", "13.5.37"),
 }
 PROGRAM = "src/device/cuda/nvrtc.rs"
-DOCUMENTS = ["docs/cuda.md", "kernels/README.md"]
+DOCUMENTS = ["docs/gpu.md", "kernels/README.md"]
 # Makes the embedded PTX: of a version that every driver from 530 on reads.
 OLDEST, PTX_VERSION = "12.1", "8.1"
 # Registers and spills are those of this one.
 MEASURED = "12.9"
 # Whose ptxas assembles the embedded PTX each time.
 ASSEMBLERS = ["12.1", "12.9", "13.5"]
+# Form of a compressed file: what xz calls .lzma, which has no name and no time in it, so that the same text makes the same bytes.
+# src/device/cuda/kernels.rs has the decoder.
+COMPRESSION = {
+    "format": lzma.FORMAT_ALONE,
+    "filters": [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 4 << 20, "lc": 3, "pb": 0, "nice_len": 273}],
+}
+# All compressed files together may have this many bytes.
+MAX_COMPRESSED = 1_000_000
 # As src/device/cuda/kernels.rs has them.
 OPTIONS = ["--std=c++17", "--fmad=false"]
 EMBEDDED = "compute_75"
@@ -185,7 +195,19 @@ def sources():
 
 
 def embedded_path(source):
-    return os.path.join(PTX, os.path.splitext(os.path.basename(source))[0] + ".ptx")
+    return os.path.join(PTX, os.path.splitext(os.path.basename(source))[0] + ".ptx.lzma")
+
+
+def compress(text):
+    return lzma.compress(text, **COMPRESSION)
+
+
+def decompress(path):
+    """Text of a compressed file; nothing of one that is not there or damaged."""
+    try:
+        return lzma.decompress(read(path), format=lzma.FORMAT_ALONE)
+    except (FileNotFoundError, lzma.LZMAError):
+        return b""
 
 
 def embedded_text(site, source, headers):
@@ -254,9 +276,12 @@ def ptxas(site, *arguments):
     return subprocess.run([program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def assemble(site, path, architecture):
-    """What ptxas says of a file that it takes."""
+def assemble(site, ptx, architecture):
+    """What ptxas says of PTX that it takes."""
     with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "kernel.ptx")
+        with open(path, "wb") as file:
+            file.write(ptx)
         done = ptxas(site, "-v", f"-arch=sm_{architecture}", path, "-o", os.path.join(folder, "kernel.cubin"))
     if done.returncode:
         raise RuntimeError(done.stdout.strip())
@@ -274,17 +299,17 @@ def refusal(call, *arguments):
 def compile_one(site, source, headers, architecture):
     """Sizes of the kernels of a source on an architecture."""
     ptx = Nvrtc(site, MEASURED).make(source, headers, f"compute_{architecture}", "PTX")
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "kernel.ptx")
-        with open(path, "wb") as file:
-            file.write(ptx)
-        try:
-            log = assemble(site, path, architecture)
-        except RuntimeError as error:
-            raise RuntimeError(f"{os.path.basename(source)} for sm_{architecture}: {error}") from None
+    try:
+        log = assemble(site, ptx, architecture)
+    except RuntimeError as error:
+        raise RuntimeError(f"{os.path.basename(source)} for sm_{architecture}: {error}") from None
     # Block sizes are the launch bounds, which PTX keeps.
     bounds = dict(re.findall(r"\.entry (\w+)\(.*?\.maxntid (\d+)", ptx.decode(), re.S))
     return architecture, [(*row, int(bounds[row[0]])) for row in sizes(log)]
+
+
+def assemble_compressed(site, path, architecture):
+    assemble(site, decompress(path), architecture)
 
 
 def as_the_program(site, release, source, headers, architecture):
@@ -304,18 +329,22 @@ def check_embedded(pool, site, units, headers, write):
     made = [(embedded_path(unit), pool.submit(embedded_text, site, unit, headers)) for unit in units]
     for path, future in made:
         name, text = os.path.relpath(path, ROOT), future.result()
-        there = read(path) if os.path.exists(path) else b""
+        there = decompress(path)
         if write and there != text:
             with open(path, "wb") as file:
-                file.write(text)
-            print(f"{name}: written, {len(text)} bytes")
+                file.write(compress(text))
+            there = text
+            print(f"{name}: written, {os.path.getsize(path)} bytes of {len(text)}")
         elif there != text:
             same = there.split(b"\n", 1)[0] == text.split(b"\n", 1)[0] and there
             why = "was changed by hand" if same else "is not made from these sources"
             problems.append(f"{name} {why}; run tools/nvrtc_check.py --write")
-        problems += [f"{name} {fault}" for fault in faults(read(path).decode())] if os.path.exists(path) else []
+        problems += [f"{name} {fault}" for fault in faults(there.decode())] if there else []
     for name in sorted(set(os.listdir(PTX)) - {os.path.basename(path) for path, _ in made}):
         problems.append(f"kernels/ptx/{name} has no source; remove it")
+    total = sum(os.path.getsize(path) for path, _ in made if os.path.exists(path))
+    if total > MAX_COMPRESSED:
+        problems.append(f"kernels/ptx/ has {total} bytes, more than {MAX_COMPRESSED}")
     return problems
 
 
@@ -339,7 +368,7 @@ class Attempts:
 def assemble_embedded(attempts, site, release, units, architectures):
     for unit, architecture in itertools.product(units, architectures):
         path = embedded_path(unit)
-        attempts.add(f"ptxas {release} refuses {os.path.relpath(path, ROOT)}", architecture, assemble, site, path, architecture)
+        attempts.add(f"ptxas {release} refuses {os.path.relpath(path, ROOT)}", architecture, assemble_compressed, site, path, architecture)
 
 
 def show(pool, site, release, units, headers, wanted):
@@ -390,6 +419,7 @@ def print_sizes(table, architectures):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="make kernels/ptx/ anew instead of checking it")
+    parser.add_argument("--show", metavar="NAME", help="print the embedded PTX of kernels/NAME.cu, and check nothing")
     parser.add_argument("--all-versions", action="store_true", help="try the compilers of every release, and print no sizes")
     parser.add_argument("--venv", default=os.path.join(ROOT, "target", "nvrtc"), help="where compilers are kept")
     parser.add_argument("--arch", type=int, action="append", help="only this one (75, 80, ...); may be given again")
@@ -399,6 +429,12 @@ def main():
     units, headers = sources()
     if not units:
         fail(f"{KERNELS} has no sources")
+    if options.show:
+        text = decompress(embedded_path(f"{options.show}.cu"))
+        if not text:
+            fail(f"kernels/ptx/ has no {options.show}")
+        sys.stdout.buffer.write(text)
+        return
     os.makedirs(options.venv, exist_ok=True)
     wanted = list(RELEASES) if options.all_versions else sorted({OLDEST, MEASURED, *ASSEMBLERS})
     sites = {release: environment(options.venv, release) for release in wanted}

@@ -7,8 +7,11 @@
 The models are those of `artefacts.py`. Prose is the beginning of --prose, code that of this repository's Rust files at --revision. Of --other a
 profile is made: what a static placement knows of other texts. Written are `rows.csv` (a line for each replayed row), `recall.csv` (which
 share of the active neurons is found k layers ahead), `quality.csv` (perplexity by sparsity), `distances.csv` (how far apart tokens and texts are),
-`causes.csv` (what keeps full from the bound) and `steps.csv` (seconds and peak memory of each command). A row that is there is not made again, so that an interrupted run goes on with
-the same command; --work keeps packed models and traces. --tables prints what the page shows, and runs nothing. Standard library only.
+`causes.csv` (what keeps full from the bound), `sweep.csv` (the constants of full, by time), `cap.csv` (how many neurons a pair of thresholds may add)
+and `steps.csv` (seconds and peak memory of each command). The policy `paper` is full with
+the paper's constants, `costly` full where moves cost. A row that is there is not made
+again, so that an interrupted run goes on with the same command; --work keeps packed models and traces. --tables prints what the page shows, and
+runs nothing. Standard library only.
 """
 import argparse
 import csv
@@ -27,9 +30,11 @@ AHEAD = 2
 SPARSITY = 0.5
 RESIDENCY = [0.2, 0.4, 0.6, 0.8]
 LINKS = [2, 5, 15]
-MOVING = ["lfu", "lru", "micro", "macro", "full"]
+MOVING = ["lfu", "lru", "micro", "macro", "paper", "full", "costly"]
 # In a replay full decides as macro does: at the other link rates one of them is enough.
-ELSEWHERE = ["full"]
+ELSEWHERE = ["paper", "full", "costly"]
+# The policies that are full with options: the paper's constants; and full where a move costs what it does by the desktop's costs.
+VARIANTS = {"paper": ["--lambda", 2, "--decay", 0.96, "--margin", 0.1, "--phi", 0.7, "--window", 1], "costly": ["--cost", 0.668]}
 CENTRE = (0.4, 5)
 SHORT, SPARSE, LONG, RECALL, PROFILE = 5_000, 2_000, 50_000, 512, 8_192
 LOOKAHEADS = [0, 1, 2, 3, 4]
@@ -37,24 +42,31 @@ BYTES = {"prose": 400_000, "code": 300_000, "quality": 3_000, "other": 60_000}
 COSTS = ["h200", "pc"]
 TURN = 240
 # As in src/lab/stage_costs.rs; neurons of a layer.
-H200_NEURON_US = 0.067
+# A neuron that the CPU computes, and one that moves.
+PER_NEURON_US = {"h200": (0.067, 0), "pc": (0.274, 0.183)}
 NEURONS, NEURONS_7B = {"smollm2": 1536, "qwen2.5-coder": 4864}, 11008
-# What keeps full from the bound, and whether other constants would bring it nearer: options of replay.
+# Made-up traces that are replayed with many settings: recipe and seed.
+MADE_UP = [("paper-8", 1), ("paper-8", 2)]
+# Neurons that a pair of thresholds may add, as a share of a layer's; the pair of the paper's figure 14; models that networks are trained for.
+CAPS, PAIR, TRAINED = [0.004, 0.02, 0.1, "inf"], (-1, 0.83), ["smollm2"]
+STAGES = ["known", "centre", "causes", "grid", "sweep", "cap", "sparsity", "quality", "long"]
+# What keeps full from the bound: options of replay.
 CAUSES = {
     "as it is": [],
     "look-ahead is never wrong": ["--foreseen"],
     "link without limit": ["--link", 100],
     "both": ["--foreseen", "--link", 100],
-    "lambda 8": ["--lambda", 8],
-    "decay 0.99": ["--decay", 0.99],
-    "lambda 8, decay 0.99": ["--lambda", 8, "--decay", 0.99],
-    "lambda 25, decay 0.99": ["--lambda", 25, "--decay", 0.99],
-    "lambda 8, decay 0.99, margin 0.5": ["--lambda", 8, "--decay", 0.99, "--margin", 0.5],
-    "lambda 25, decay 0.99, margin 1": ["--lambda", 25, "--decay", 0.99, "--margin", 1],
-    "lambda 25, decay 0.995, margin 1": ["--lambda", 25, "--decay", 0.995, "--margin", 1],
 }
+# The constants that are swept: the paper's, another queue, all of the others beside half of the queue, and no pins.
+CONSTANTS = ["lambda", "decay", "margin", "phi", "window"]
+SWEEP = [(2, 0.96, 0.1, 0.7, 1), (2, 0.96, 0.1, 0.7, 0.25)]
+SWEEP += [(weight, decay, margin, 0.7, 0.5) for weight in (2, 4, 8) for decay in (0.96, 0.99) for margin in (0.1, 1)]
+SWEEP += [(2, 0.96, 0.1, 2, 0.5)]
 ROW = ["model", "text", "tokens", "sparsity", "ahead", "placement", "residency", "link", "policy", "on_device", "active", "hits", "moves", "layers",
        "whole", "host"] + [f"{costs}_{part}_us" for costs in COSTS for part in ("ffn", "layer")]
+SWEPT = ["trace", "part"] + CONSTANTS + ["on_device", "moves", "layers", "host", "h200_layer_us", "h200_7b_us", "pc_layer_us", "pc_7b_us"]
+CAPPED = ["trace", "part", "residency", "link", "policy", "max_more", "theta_gpu", "theta_cpu", "on_device", "active", "lost", "device", "host", "whole", "moves", "layers",
+          "balanced_us"]
 PLANTED = ["recipe", "seed"] + ROW[ROW.index("placement"):]
 
 
@@ -177,6 +189,11 @@ def replayed(runner, rows, trace, profile, fixed, placement, residency, links, p
     for link in links:
         at = {**fixed, "placement": placement, "residency": residency, "link": link}
         missing = [policy for policy in policies if not rows.has(**at, policy=policy)]
+        for policy in [policy for policy in missing if policy in VARIANTS]:
+            missing.remove(policy)
+            words = ["replay", trace, "--profile", profile, "--placement", placement, "--ffn-share", residency, "--link", link, "--json", "--policy", "full", "--no-bound"]
+            row = json.loads(runner.run(f"replay {' '.join(map(str, at.values()))} {policy}", *words, *VARIANTS[policy]))["rows"][0]
+            rows.add(**at, policy=policy, ahead=AHEAD, on_device=round(row["gpu_share"], 5), **counted(row))
         if not missing and (not bound or rows.has(**at, policy="bound")):
             continue
         words = ["replay", trace, "--profile", profile, "--placement", placement, "--ffn-share", residency, "--link", link, "--json"]
@@ -204,7 +221,7 @@ def causes(runner, table, trace, profile, fixed):
             said = runner.run(f"replay {fixed['model']} {fixed['text']} {variant}", "replay", trace, "--profile", profile, "--ffn-share", 0.4, *link, *words,
                               "--policy", "full", "--no-bound", "--json")
             row = json.loads(said)["rows"][0]
-            table.add(**fixed, variant=variant, on_device=round(row["gpu_share"], 5), moves=row["moves"], moving=round(row["moving"], 3))
+            table.add(**fixed, variant=variant, on_device=round(row["gpu_share"], 5), moves=row["moves"], layers=row["layers"], h200_layer_us=counted(row)["h200_layer_us"])
 
 
 def quality(runner, table, key, store, name, path, sparsity):
@@ -244,23 +261,24 @@ def planted(options):
     apart = Table(out / "planted-distances.csv", ["recipe", "seed", "active", "token_distance", "text_distance", "token_to_hot", "skew"])
     for recipe in options.planted:
         for seed in (1, 2):
-            trace = options.work / f"{recipe.stem}-{seed}.trace"
-            if not trace.exists():
-                runner.run(f"make {recipe.stem} {seed}", "record", "--synth", "--recipe", recipe, "--seed", seed, "-o", trace)
+            trace = made_up(runner, recipe, seed)
             if not apart.has(recipe=recipe.stem, seed=seed):
                 said = json.loads(runner.run(f"distances {recipe.stem} {seed}", "replay", trace, "--policy", "static", "--ffn-share", 0.3, "--link", 5, "--no-bound",
                                              "--statistics", "--json"))["statistics"]
                 apart.add(recipe=recipe.stem, seed=seed, **{name: round(said[name], 3) for name in apart.columns[2:]})
             for residency in (0.3, 0.5):
-                for placement, policies, bound in (("first", ["static"], False), ("own", ["static"], False), ("static", ["static", "macro"], True)):
-                    for link in LINKS if bound else [CENTRE[1]]:
+                for placement, policies in (("first", ["static"]), ("own", ["static"]), ("static", ["static", "full"]), ("static", ["paper"]), ("static", ["costly"])):
+                    for link in LINKS if policies != ["static"] else CENTRE[1:]:
                         fixed = {"recipe": recipe.stem, "seed": seed, "placement": placement, "residency": residency, "link": link}
                         if all(rows.has(**fixed, policy=policy) for policy in policies):
                             continue
-                        words = ["--placement", placement, "--ffn-share", residency, "--link", link, "--policy", *policies, *([] if bound else ["--no-bound"])]
-                        said = runner.run(f"replay {' '.join(map(str, fixed.values()))}", "replay", trace, "--json", *words)
+                        variant = VARIANTS.get(policies[0])
+                        words = ["--policy", "full", "--no-bound", *variant] if variant else ["--policy", *policies, *([] if "full" in policies else ["--no-bound"])]
+                        said = runner.run(f"replay {' '.join(map(str, fixed.values()))} {' '.join(policies)}", "replay", trace, "--json", "--placement", placement,
+                                          "--ffn-share", residency, "--link", link, *words)
                         for row in json.loads(said)["rows"]:
-                            rows.add(**fixed, policy=row["policy"] or "bound", on_device=round(row["gpu_share"], 5), **counted(row))
+                            policy = policies[0] if variant else row["policy"] or "bound"
+                            rows.add(**fixed, policy=policy, on_device=round(row["gpu_share"], 5), **counted(row))
             trace.unlink()
 
 
@@ -270,47 +288,136 @@ def counted(row):
     return {**{name: row[name] for name in ("active", "hits", "moves", "layers", "whole", "host")}, **times}
 
 
+def seven(row, costs, neurons):
+    """A layer of 7B in which the same shares of the neurons move and are the CPU's, us."""
+    neuron, move = PER_NEURON_US[costs]
+    return float(row[f"{costs}_layer_us"]) + (neuron * int(row["host"]) + move * int(row["moves"])) / int(row["layers"]) * (NEURONS_7B / neurons - 1)
+
+
+def sweep(runner, table, name, part, words, neurons):
+    """The constants of full on one trace, beside the static placement; `words` are the trace and what is known beforehand."""
+    for constants in [None, *SWEEP]:
+        key = dict(zip(CONSTANTS, constants or ["static"] * len(CONSTANTS)))
+        if table.has(trace=name, part=part, **key):
+            continue
+        said = [word for option, value in key.items() for word in (f"--{option}", value)] if constants else []
+        run = ["replay", *words, "--ffn-share", CENTRE[0], "--link", CENTRE[1], "--policy", "full" if constants else "static", *said, "--no-bound", "--json"]
+        row = json.loads(runner.run(f"sweep {name} {part} {' '.join(map(str, key.values()))}", *run))["rows"][0]
+        row.update(counted(row))
+        times = {f"{costs}_7b_us": round(seven(row, costs, neurons), 3) for costs in COSTS}
+        table.add(trace=name, part=part, **key, on_device=round(row["gpu_share"], 5), **{**{column: row[column] for column in SWEPT if column in row}, **times})
+
+
+def swept(options, runner, table, each, paths):
+    for key, store, profile, name in each:
+        trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
+        sweep(runner, table, key, name, [trace, "--profile", profile], NEURONS[key])
+    for recipe, seed in MADE_UP:
+        sweep(runner, table, recipe, seed, [made_up(runner, Path("configs/traces") / f"{recipe}.toml", seed)], NEURONS_7B)
+
+
+def made_up(runner, recipe, seed):
+    trace = runner.options.work / f"{recipe.stem}-{seed}.trace"
+    if not trace.exists():
+        runner.run(f"make {recipe.stem} {seed}", "record", "--synth", "--recipe", recipe, "--seed", seed, "-o", trace)
+    return trace
+
+
+def caps(runner, table, name, part, words, residencies):
+    """How many neurons a pair of thresholds may add, by the time of a layer on an H200; one threshold for both, and the paper's pair, beside them."""
+    kinds = [("macro", "", "", "")] + [("full", most, "", "") for most in CAPS] + [("full", "", *PAIR)]
+    for residency in residencies:
+        for kind in kinds:
+            key = {"trace": name, "part": part, "residency": residency, "link": CENTRE[1], **dict(zip(("policy", "max_more", "theta_gpu", "theta_cpu"), kind))}
+            if table.has(**key):
+                continue
+            said = [word for option, value in zip(("max-more", "theta-gpu", "theta-cpu"), kind[1:]) if value != "" for word in (f"--{option}", value)]
+            run = ["replay", *words, "--balance", "--ffn-share", residency, "--link", CENTRE[1], "--policy", kind[0], *said, "--no-bound", "--json"]
+            row = json.loads(runner.run(f"cap {' '.join(map(str, key.values()))}", *run))["rows"][0]
+            table.add(**key, on_device=round(row["gpu_share"], 5), **{**{column: row[column] for column in CAPPED if column in row}, "balanced_us": round(row["balanced_us"], 3)})
+
+
+def capped(runner, table, each, others, paths):
+    """Thresholds need probabilities: those of made-up traces, and of networks trained for the smaller model on the other texts."""
+    for recipe, seed in MADE_UP:
+        caps(runner, table, recipe, seed, [made_up(runner, Path("configs/traces") / f"{recipe}.toml", seed)], [0.3, 0.5])
+    for key, store, profile, name in each:
+        if key not in TRAINED:
+            continue
+        networks, trace = runner.options.work / f"{key}.predictor", runner.options.work / f"{key}-{name}-mlp.trace"
+        if not networks.exists():
+            runner.run(f"train {key}", "train-predictor", store, "--text", *others, "--ahead", AHEAD, "--tokens", 2 * PROFILE, "--sparsity", SPARSITY,
+                       "-t", runner.options.threads, "-o", networks)
+        if not trace.exists():
+            runner.run(f"record {key} {name} mlp", "record", store, "--text", paths[name], "--max-tokens", SPARSE, "--predictor", "mlp", "--predictor-file", networks,
+                       "--ahead", AHEAD, "-t", runner.options.threads, "-o", trace)
+        caps(runner, table, key, name, [trace, "--profile", profile], [CENTRE[0]])
+
+
 def made(options):
     runner, out = Runner(options), options.out
     rows = Table(out / "rows.csv", ROW)
-    found = Table(out / "recall.csv", ["model", "text", "sparsity", "ahead", "recall", "precision", "by_rank"])
-    perplexity = Table(out / "quality.csv", ["model", "text", "sparsity", "tokens", "perplexity"])
-    apart = Table(out / "distances.csv", ["model", "layer", "neighbours", "to_hot", "texts", "neurons_for_80", "by_top_40"])
-    why = Table(out / "causes.csv", ["model", "text", "variant", "on_device", "moves", "moving"])
     paths, others = texts(options)
     each = []
     for key in options.models.split(","):
         store, profile = prepared(runner, key, others)
-        distances(runner, apart, key, store, profile)
-        for name in ("prose", "code"):
-            recall(runner, found, key, store, name, paths[name], SPARSITY)
-            each.append((key, store, profile, name))
+        each += [(key, store, profile, name) for name in ("prose", "code")]
+
     def at(key, name, tokens, sparsity):
         return {"model": key, "text": name, "tokens": tokens, "sparsity": sparsity}
 
+    def known():
+        apart = Table(out / "distances.csv", ["model", "layer", "neighbours", "to_hot", "texts", "neurons_for_80", "by_top_40"])
+        found = Table(out / "recall.csv", ["model", "text", "sparsity", "ahead", "recall", "precision", "by_rank"])
+        for key, store, profile, name in each:
+            distances(runner, apart, key, store, profile)
+            recall(runner, found, key, store, name, paths[name], SPARSITY)
+
+    def rows_of(residencies, links):
+        for key, store, profile, name in each:
+            trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
+            grid(runner, rows, trace, profile, at(key, name, SHORT, SPARSITY), residencies, links)
+
+    def why():
+        table = Table(out / "causes.csv", ["model", "text", "variant", "on_device", "moves", "layers", "h200_layer_us"])
+        for key, store, profile, name in each:
+            causes(runner, table, recorded(runner, key, store, name, paths[name], SHORT, SPARSITY), profile, {"model": key, "text": name})
+
+    def sparser():
+        for sparsity in (0.3, 0.7):
+            for key, store, _, name in each:
+                profile = profiled(runner, key, store, others, sparsity)
+                trace = recorded(runner, key, store, name, paths[name], SPARSE, sparsity)
+                grid(runner, rows, trace, profile, at(key, name, SPARSE, sparsity), [CENTRE[0]], [CENTRE[1]])
+
+    def worth():
+        perplexity = Table(out / "quality.csv", ["model", "text", "sparsity", "tokens", "perplexity"])
+        for sparsity in (0, 0.3, SPARSITY, 0.7):
+            for key, store, _, name in each:
+                quality(runner, perplexity, key, store, name, paths[f"{name}-quality"], sparsity)
+
+    def longer():
+        for key, store, profile, name in each:
+            trace = recorded(runner, key, store, name, paths[name], LONG, SPARSITY)
+            for residency in (0.4, 0.6):
+                for placement in ("first", "static", "own"):
+                    replayed(runner, rows, trace, profile, at(key, name, LONG, SPARSITY), placement, residency, CENTRE[1:], ["static"], False)
+                replayed(runner, rows, trace, profile, at(key, name, LONG, SPARSITY), "static", residency, CENTRE[1:], ["macro", *ELSEWHERE], True)
+
     # What matters most comes first: a run that is cut short is a smaller grid.
-    for key, store, profile, name in each:
-        trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
-        grid(runner, rows, trace, profile, at(key, name, SHORT, SPARSITY), [CENTRE[0]], [CENTRE[1]])
-    for key, store, profile, name in each:
-        causes(runner, why, recorded(runner, key, store, name, paths[name], SHORT, SPARSITY), profile, {"model": key, "text": name})
-    for key, store, profile, name in each:
-        trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
-        grid(runner, rows, trace, profile, at(key, name, SHORT, SPARSITY), RESIDENCY, LINKS)
-    for sparsity in (0.3, 0.7):
-        for key, store, _, name in each:
-            profile = profiled(runner, key, store, others, sparsity)
-            trace = recorded(runner, key, store, name, paths[name], SPARSE, sparsity)
-            grid(runner, rows, trace, profile, at(key, name, SPARSE, sparsity), [CENTRE[0]], [CENTRE[1]])
-    for sparsity in (0, 0.3, SPARSITY, 0.7):
-        for key, store, _, name in each:
-            quality(runner, perplexity, key, store, name, paths[f"{name}-quality"], sparsity)
-    for key, store, profile, name in each:
-        trace = recorded(runner, key, store, name, paths[name], LONG, SPARSITY)
-        for residency in (0.4, 0.6):
-            for placement in ("first", "static", "own"):
-                replayed(runner, rows, trace, profile, at(key, name, LONG, SPARSITY), placement, residency, CENTRE[1:], ["static"], False)
-            replayed(runner, rows, trace, profile, at(key, name, LONG, SPARSITY), "static", residency, CENTRE[1:], ELSEWHERE, True)
+    stages = {
+        "known": known,
+        "centre": lambda: rows_of([CENTRE[0]], [CENTRE[1]]),
+        "causes": why,
+        "grid": lambda: rows_of(RESIDENCY, LINKS),
+        "sweep": lambda: swept(options, runner, Table(out / "sweep.csv", SWEPT), each, paths),
+        "cap": lambda: capped(runner, Table(out / "cap.csv", CAPPED), each, others, paths),
+        "sparsity": sparser,
+        "quality": worth,
+        "long": longer,
+    }
+    for stage in options.stages or stages:
+        stages[stage]()
 
 
 def tables(out):
@@ -329,7 +436,7 @@ def tables(out):
     kinds = sorted({(row["sparsity"], int(row["tokens"])) for row in rows}, key=lambda kind: (kind[0] != str(SPARSITY), kind))
     for row in rows:
         # What a layer of 7B takes in which the same share of the neurons is the CPU's.
-        row["h200_7b_us"] = float(row["h200_layer_us"]) + H200_NEURON_US * int(row["host"]) / int(row["layers"]) * (NEURONS_7B / NEURONS[row["model"]] - 1)
+        row["h200_7b_us"] = seven(row, "h200", NEURONS[row["model"]])
     for title, column, scale in (("Active neurons on the device, %", "on_device", 100), ("Time of a layer by the H200's costs, us", "h200_layer_us", 1),
                                  ("The same for a layer of 11008 neurons, us", "h200_7b_us", 1), ("Time of a layer by a desktop's costs, us", "pc_layer_us", 1)):
         for sparsity, tokens in kinds:
@@ -358,6 +465,7 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no command after so many minutes")
     parser.add_argument("--lock", type=Path, help="file to lock while a command runs, where others measure as well")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, help="only these (default: all)")
     parser.add_argument("--planted", type=Path, nargs="+", metavar="RECIPE", help="instead: replay made-up traces of these recipes (configs/traces)")
     parser.add_argument("--tables", action="store_true", help="print the page's tables from what is in --out")
     parser.add_argument("--out", type=Path, required=True)

@@ -5,7 +5,7 @@
 
 A queue model on a clock of events. Each client asks, waits for the whole answer, thinks, and asks again. The front gives a request to the replica with
 the fewest answers (of two taken at random, as Ray does, with --choices 2). A replica runs up to 8 answers in one pass and makes so many tokens a second in
-all as one machine was measured to (docs/scale.md, 24 x 1024 x 2816, 5 % active, `mlp`, two threads of a Zen 3); more wait, first come, first served. Lengths and
+all as one machine was measured to (runs/2026-11-22-scale, 24 x 1024 x 2816, 5 % active, `mlp`, two threads of a Zen 3); more wait, first come, first served. Lengths and
 pauses are exponential, from a seed. Left out: prompts, the network, replicas that die, sessions.
 """
 

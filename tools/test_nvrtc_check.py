@@ -1,4 +1,6 @@
 """What tools/nvrtc_check.py decides without a compiler: python3 -m unittest discover tools"""
+import os
+import tempfile
 import unittest
 
 import nvrtc_check as check
@@ -30,6 +32,33 @@ class Faults(unittest.TestCase):
         self.assertEqual(len(found), 1)
         self.assertIn("is of PTX 8.3, not 8.1", found[0])
         self.assertIn("no version", check.faults("")[0])
+
+
+class Compressed(unittest.TestCase):
+    def test_the_same_text_makes_the_same_bytes_and_comes_back(self):
+        text = WHOLE.encode() * 100
+        self.assertEqual(check.compress(text), check.compress(text))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "add.ptx.lzma")
+            self.assertEqual(check.decompress(path), b"")
+            with open(path, "wb") as file:
+                file.write(check.compress(text))
+            self.assertEqual(check.decompress(path), text)
+
+    def test_a_damaged_file_is_no_text(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "add.ptx.lzma")
+            with open(path, "wb") as file:
+                file.write(check.compress(WHOLE.encode() * 100)[:-20])
+            self.assertEqual(check.decompress(path), b"")
+
+    def test_the_committed_files_are_whole_and_small(self):
+        units, _ = check.sources()
+        paths = [check.embedded_path(unit) for unit in units]
+        self.assertEqual(sorted(os.listdir(check.PTX)), sorted(map(os.path.basename, paths)))
+        for path in paths:
+            self.assertEqual(check.faults(check.decompress(path).decode()), [])
+        self.assertLess(sum(map(os.path.getsize, paths)), check.MAX_COMPRESSED)
 
 
 class Cards(unittest.TestCase):

@@ -6,7 +6,7 @@
 
 Arguments (NAME=VALUE): model, program (the path of dynamicinfer), options (of `serve`, one text), least and most (replicas), target (answers
 of a replica from which on Ray starts another), cores and gpus of a replica, token_file (a bearer token a line; without it everybody who
-reaches the port may ask). docs/scale.md says when this is worth having; tools/ray_check.py tries this file.
+reaches the port may ask). docs/serve.md says when this is worth having; tools/ray_check.py tries this file.
 
 A request that no replica has begun to answer is given to another one when its replica dies, is full or has no model. A stream that has
 begun ends with an error event and without [DONE]. Requests with one X-Session-Id go to one replica while it lives and has room.

@@ -13,7 +13,7 @@ use limited::Limited;
 use std::path::Path;
 
 /// Bytes that an input may take.
-const MOST: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 fn read(bytes: &[u8], path: &Path) -> Option<Result<ModelConfig>> {
     if bytes.starts_with(b"GGUF") {
@@ -25,7 +25,7 @@ fn read(bytes: &[u8], path: &Path) -> Option<Result<ModelConfig>> {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    Limited::from_here(MOST);
+    Limited::from_here(MAX_BYTES);
     match read(bytes, Path::new("fuzz")) {
         None => {}
         Some(Ok(config)) => config.check().unwrap(),

@@ -6,7 +6,7 @@ use dynamicinfer::api::chat::{CHAT_FIELDS, ChatRequest};
 use dynamicinfer::api::completions::{COMPLETION_FIELDS, CompletionRequest};
 use dynamicinfer::api::embeddings::{EMBEDDING_FIELDS, EmbeddingRequest};
 use dynamicinfer::api::responses::{RESPONSES_FIELDS, ResponsesRequest};
-use dynamicinfer::api::{ApiError, Prepared, ServedModel, parse};
+use dynamicinfer::api::{ApiError, Asker, Generates, Prepared, ServedModel, parse};
 use dynamicinfer::tokenizer::{Tokenizer, TokenizerSpec};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
@@ -51,13 +51,13 @@ fn check(prepared: Result<Prepared, ApiError>) {
 
 fuzz_target!(|bytes: &[u8]| {
     if let Some(chat) = accepted(parse::<ChatRequest>(bytes, CHAT_FIELDS)) {
-        check(chat.prepare(&MODEL, 1, "1".into(), 1));
+        check(chat.prepare(&MODEL, &Asker::patient(1, "1".into(), 1)));
     }
     if let Some(text) = accepted(parse::<CompletionRequest>(bytes, COMPLETION_FIELDS)) {
-        check(text.prepare(&MODEL, 1, "1".into(), 1));
+        check(text.prepare(&MODEL, &Asker::patient(1, "1".into(), 1)));
     }
     if let Some(response) = accepted(parse::<ResponsesRequest>(bytes, RESPONSES_FIELDS)) {
-        check(response.prepare(&MODEL, 1, "1".into(), 1));
+        check(response.prepare(&MODEL, &Asker::patient(1, "1".into(), 1)));
     }
     if let Some(texts) = accepted(parse::<EmbeddingRequest>(bytes, EMBEDDING_FIELDS))
         && let Some(texts) = accepted(texts.prepare(&MODEL))

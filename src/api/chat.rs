@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::fields::TextOr;
 use super::model::ServedModel;
-use super::request::{Biases, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
+use super::request::{Asker, Biases, Generates, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use super::tools::{FunctionCall, Tools, check_name};
 use crate::engine::sampler::SamplingParams;
@@ -60,7 +60,7 @@ request! {
         logit_bias: Biases,
         /// Plain text, any JSON object, or JSON of a schema. `None`: plain text.
         response_format: ResponseFormat,
-        /// Whether generation goes on after the model's end-of-text token. `None`: no.
+        /// Whether generation continues after the model's end-of-text token. `None`: no.
         ignore_eos: bool,
         /// Functions that the answer may call, 128 at most ([`super::tools`]).
         #[serde(deserialize_with = "super::fields::tree")]
@@ -71,7 +71,7 @@ request! {
         /// Variables of the model's chat template, such as `enable_thinking`: an object. A model without a template has none.
         #[serde(deserialize_with = "super::fields::tree")]
         chat_template_kwargs: Value,
-        /// Accepted and ignored: how long a model thinks is what its template says.
+        /// Accepted and ignored: the template decides how long a model thinks.
         reasoning_effort: IgnoredAny,
         /// Accepted and ignored.
         user: String,
@@ -182,7 +182,7 @@ impl ChatMessage {
         }
     }
 
-    /// What an assistant thought before it said that.
+    /// The assistant's thoughts before that message.
     fn thought(&self) -> Option<&String> {
         self.reasoning_content.as_ref().or(self.reasoning.as_ref())
     }
@@ -192,11 +192,16 @@ impl ChatMessage {
     fn refuse(&self, at: &str) -> Result<(), ApiError> {
         let other = self.role != "assistant";
         let refused = [
-            ("tool_calls", other && self.tool_calls.is_some(), "only the assistant calls functions"),
-            ("reasoning_content", other && self.reasoning_content.is_some(), "only the assistant's thoughts are taken"),
-            ("reasoning", other && self.reasoning.is_some(), "only the assistant's thoughts are taken"),
+            ("tool_calls", other && self.tool_calls.is_some(), "only the assistant calls functions; leave it out"),
+            (
+                "reasoning_content",
+                other && self.reasoning_content.is_some(),
+                "only the assistant has thoughts; \
+                 leave it out",
+            ),
+            ("reasoning", other && self.reasoning.is_some(), "only the assistant has thoughts; leave it out"),
             ("audio", self.audio.is_some(), "audio cannot be read; send its transcript as content"),
-            ("function_call", self.function_call.is_some(), "it is no longer taken; send the call in tool_calls"),
+            ("function_call", self.function_call.is_some(), "it is obsolete; send the call in tool_calls"),
         ];
         refused
             .into_iter()
@@ -223,7 +228,7 @@ impl ChatMessage {
 pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, ApiError> {
     let n = said.len();
     if n == 0 || n > MAX_MESSAGES {
-        return Err(ApiError::field(field, format!("there are {n} messages; give 1 to {MAX_MESSAGES}")));
+        return Err(ApiError::field(field, format!("the request has {n} messages; give 1 to {MAX_MESSAGES}")));
     }
     let mut messages: Vec<Message> = Vec::with_capacity(n);
     let mut called: HashMap<&str, &str> = HashMap::new();
@@ -257,7 +262,7 @@ pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, A
             }
             role => {
                 let role = crate::error::excerpt(role);
-                let message = format!("the role '{role}' is unknown; take system, user, assistant or tool");
+                let message = format!("unknown role '{role}'; use system, user, assistant or tool");
                 return Err(ApiError::field(format!("{at}.role"), message));
             }
         }
@@ -302,10 +307,10 @@ fn variables(given: Option<Value>) -> Result<Map<String, Value>, ApiError> {
         Some(Value::Object(given)) => match OWN.into_iter().find(|(name, _)| given.contains_key(*name)) {
             None => Ok(given),
             Some((name, why)) => {
-                Err(ApiError::field(format!("{FIELD}.{name}"), format!("'{name}' is not set here: {why}")))
+                Err(ApiError::field(format!("{FIELD}.{name}"), format!("'{name}' cannot be set: {why}")))
             }
         },
-        Some(_) => Err(ApiError::field(FIELD, format!("{FIELD} is no object of names and values"))),
+        Some(_) => Err(ApiError::field(FIELD, format!("{FIELD} must be an object of names and values"))),
     }
 }
 
@@ -323,19 +328,13 @@ impl ChatRequest {
         common.sampling(SamplingParams::default(), 0)?;
         common.stops().map(drop)
     }
+}
 
-    /// Checks the request, renders the conversation with the model's chat template and makes a job for each answer. `id` is the request's
-    /// own, without its prefix; `fresh_seed` is used where the request names no seed.
-    ///
-    /// # Errors
-    /// 400 that names the bad field; 404 if another model is asked for; 503 if the template's process cannot be started.
-    pub fn prepare(
-        mut self,
-        model: &Arc<ServedModel>,
-        client: u64,
-        id: String,
-        fresh_seed: u64,
-    ) -> Result<Prepared, ApiError> {
+impl Generates for ChatRequest {
+    const FIELDS: &'static [&'static str] = CHAT_FIELDS;
+
+    fn prepare(mut self, model: &Arc<ServedModel>, asker: &Asker) -> Result<Prepared, ApiError> {
+        let Asker { client, id, fresh_seed, wanted } = asker;
         model.check_name(self.model.as_deref())?;
         let tools = Tools::read(self.tools.take(), self.tool_choice.take())?;
         let mut said = self.messages.take().unwrap_or_default();
@@ -351,21 +350,21 @@ impl ChatRequest {
             (true, top) => {
                 let top = top.unwrap_or(0);
                 if top > MAX_TOP_LOGPROBS as u64 {
-                    let message = format!("top_logprobs is {top}; take 0 to {MAX_TOP_LOGPROBS}");
+                    let message = format!("top_logprobs is {top}; it must be 0 to {MAX_TOP_LOGPROBS}");
                     return Err(ApiError::field("top_logprobs", message));
                 }
                 Some(top as usize)
             }
         };
-        let plan = self.common().check(model, fresh_seed)?.with_tools(tools);
-        let prompt = model.conversation(&messages, variables(self.chat_template_kwargs.take())?)?;
+        let plan = self.common().check(model, *fresh_seed)?.with_tools(tools);
+        let prompt = model.conversation(&messages, variables(self.chat_template_kwargs.take())?, wanted)?;
         let (param, asked) = match self.max_completion_tokens {
             Some(most) => ("max_completion_tokens", Some(most)),
             None => ("max_tokens", self.max_tokens),
         };
         let max_tokens = room(param, asked, prompt.len(), model.context)?;
         let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
-        let jobs = plan.jobs(client, prompt, max_tokens, logprobs, whole);
+        let jobs = plan.jobs(*client, prompt, max_tokens, logprobs, whole);
         plan.prepared(Wire::Chat, format!("chatcmpl-{id}"), model, jobs)
     }
 }

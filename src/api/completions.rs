@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::fields::{Item, TextOr};
 use super::model::ServedModel;
-use super::request::{Biases, MAX_CHOICES, ResponseFormat, StreamOptions, request, room};
+use super::request::{Asker, Biases, Generates, MAX_CHOICES, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ request! {
         logit_bias: Biases,
         /// Plain text, any JSON object, or JSON of a schema. `None`: plain text.
         response_format: ResponseFormat,
-        /// Whether generation goes on after the model's end-of-text token. `None`: no.
+        /// Whether generation continues after the model's end-of-text token. `None`: no.
         ignore_eos: bool,
         /// Refused unless equal to `n`.
         best_of: u64,
@@ -74,13 +74,13 @@ pub fn prompts(field: &str, prompt: Item, most: usize, model: &ServedModel) -> R
     // Their number is checked before any is tokenised.
     let several = |n: usize| match n {
         n if (1..=most).contains(&n) => Ok(()),
-        n => Err(ApiError::field(field, format!("there are {n} {field}s; give 1 to {most}"))),
+        n => Err(ApiError::field(field, format!("the request has {n} {field}s; give 1 to {most}"))),
     };
     match prompt {
         Item::Text(text) => Ok(vec![model.tokens(field, &text)?]),
         Item::Token(_) | Item::Other => Err(ApiError::field(
             field,
-            format!("the {field} is neither a text, nor texts, nor token ids (whole numbers from 0)"),
+            format!("the {field} must be a text, a list of texts, or token ids (whole numbers from 0)"),
         )),
         Item::Tokens(ids) => several(usize::from(!ids.is_empty())).and_then(|()| Ok(vec![checked(ids)?])),
         Item::Texts(texts) => {
@@ -94,19 +94,11 @@ pub fn prompts(field: &str, prompt: Item, most: usize, model: &ServedModel) -> R
     }
 }
 
-impl CompletionRequest {
-    /// Checks the request and makes a job for each answer to each prompt. `id` is the request's own, without its prefix; `fresh_seed` is
-    /// used where the request names no seed.
-    ///
-    /// # Errors
-    /// 400 that names the bad field; 404 if another model is asked for.
-    pub fn prepare(
-        mut self,
-        model: &Arc<ServedModel>,
-        client: u64,
-        id: String,
-        fresh_seed: u64,
-    ) -> Result<Prepared, ApiError> {
+impl Generates for CompletionRequest {
+    const FIELDS: &'static [&'static str] = COMPLETION_FIELDS;
+
+    fn prepare(mut self, model: &Arc<ServedModel>, asker: &Asker) -> Result<Prepared, ApiError> {
+        let Asker { client, id, fresh_seed, .. } = asker;
         model.check_name(self.model.as_deref())?;
         if self.echo == Some(true) {
             return Err(ApiError::field("echo", "echo is not supported; put the prompt before the answer yourself"));
@@ -114,22 +106,22 @@ impl CompletionRequest {
         if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
             return Err(ApiError::field(
                 "suffix",
-                "suffix is not supported: the model continues a text, it fills no gap",
+                "suffix is not supported: the model only continues a text; leave it out",
             ));
         }
         if let Some(best_of) = self.best_of.filter(|&best| best != self.n.unwrap_or(1)) {
-            return Err(ApiError::field("best_of", format!("best_of is {best_of}; only as many as n are supported")));
+            return Err(ApiError::field("best_of", format!("best_of is {best_of}; it must equal n")));
         }
         if let Some(top) = self.logprobs.filter(|&top| top > MAX_LOGPROBS) {
-            return Err(ApiError::field("logprobs", format!("logprobs is {top}; take 0 to {MAX_LOGPROBS}")));
+            return Err(ApiError::field("logprobs", format!("logprobs is {top}; it must be 0 to {MAX_LOGPROBS}")));
         }
-        let plan = self.common().check(model, fresh_seed)?;
+        let plan = self.common().check(model, *fresh_seed)?;
         let prompt = self.prompt.take().ok_or_else(|| ApiError::field("prompt", "the prompt is missing"))?;
         let mut jobs = Vec::new();
         for prompt in prompts("prompt", prompt, MAX_CHOICES, model)? {
             let max_tokens =
                 room("max_tokens", Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)), prompt.len(), model.context)?;
-            jobs.extend(plan.jobs(client, prompt, max_tokens, self.logprobs.map(|top| top as usize), false));
+            jobs.extend(plan.jobs(*client, prompt, max_tokens, self.logprobs.map(|top| top as usize), false));
         }
         plan.prepared(Wire::Text, format!("cmpl-{id}"), model, jobs)
     }

@@ -46,7 +46,7 @@ impl EmbeddingRequest {
     /// Checks the request and tokenises its texts.
     ///
     /// # Errors
-    /// 400 that names the bad field or says that there are too many tokens; 404 if another model is asked for.
+    /// 400 that names the bad field or the limit of tokens; 404 if the request names another model.
     pub fn prepare(self, model: &ServedModel) -> Result<Texts, ApiError> {
         model.check_name(self.model.as_deref())?;
         let base64 = match self.encoding_format.as_deref() {
@@ -54,18 +54,17 @@ impl EmbeddingRequest {
             Some("base64") => true,
             Some(other) => {
                 let other = crate::error::excerpt(other);
-                let message = format!("the format '{other}' is unknown; take float or base64");
+                let message = format!("unknown format '{other}'; use float or base64");
                 return Err(ApiError::field("encoding_format", message));
             }
         };
-        let input =
-            self.input.ok_or_else(|| ApiError::field("input", "the input is missing; give a text, or texts"))?;
+        let input = self
+            .input
+            .ok_or_else(|| ApiError::field("input", "the input is missing; give a text or a list of texts"))?;
         let texts = Texts { tokens: prompts("input", input, MAX_TEXTS, model)?, base64, dimensions: self.dimensions };
         let (tokens, most) = (texts.count(), MAX_TOKENS.max(model.context));
         if tokens > most {
-            let message = format!(
-                "the texts have {tokens} tokens together; at most {most} are taken at once: send them in parts"
-            );
+            let message = format!("the texts have {tokens} tokens in all; the limit is {most}: send them in parts");
             return Err(ApiError::field("input", message).code(TOO_LONG));
         }
         Ok(texts)
@@ -78,15 +77,18 @@ impl Texts {
         self.tokens.iter().map(Vec::len).sum()
     }
 
-    /// Checks the number of dimensions that was asked for against the model's.
+    /// Checks the requested number of dimensions against the model's.
     ///
     /// # Errors
-    /// 400 if another number was asked for.
+    /// 400 if the request has another number.
     pub fn check_dimensions(&self, hidden: usize) -> Result<(), ApiError> {
         match self.dimensions.filter(|&asked| asked != hidden) {
             None => Ok(()),
             Some(asked) => {
-                let message = format!("dimensions is {asked}; this model's vectors have {hidden}, and cannot be cut");
+                let message = format!(
+                    "dimensions is {asked}; this model's vectors have {hidden} and cannot be \
+                     cut; leave it out"
+                );
                 Err(ApiError::field("dimensions", message))
             }
         }

@@ -48,8 +48,8 @@ impl ApiError {
     pub fn too_long(param: &str, tokens: usize, at_least: bool, context: usize) -> ApiError {
         let least = if at_least { "at least " } else { "" };
         let message = format!(
-            "the prompt has {least}{tokens} tokens and the context is {context} tokens, of which one must be left for the \
-             answer; shorten it, or start the server with a larger --ctx-size"
+            "the prompt has {least}{tokens} tokens, and the context of {context} tokens needs one for the answer; \
+             shorten the prompt, or start the server with a larger --ctx-size"
         );
         ApiError::field(param, message).code(TOO_LONG)
     }
@@ -77,7 +77,7 @@ impl From<Refused> for ApiError {
     fn from(refused: Refused) -> ApiError {
         match refused {
             Refused::QueueFull(limit) => {
-                let message = format!("{limit} requests wait already; ask again later, or raise serve.queue");
+                let message = format!("the queue is full: {limit} requests wait; retry later, or raise serve.queue");
                 ApiError::new(429, message).code("queue_full").retry_after(1)
             }
             Refused::Gone => ApiError::new(503, "the model has stopped; load it again").code("model_stopped"),
@@ -111,7 +111,7 @@ pub fn malformed(error: serde_path_to_error::Error<serde_json::Error>, fields: &
         let param = param.filter(|p| p.contains('.')).unwrap_or_else(|| excerpt(unknown));
         return ApiError::field(param, format!("unknown field '{}'{hint}", excerpt(unknown))).code("unknown_field");
     }
-    ApiError { param, ..ApiError::new(400, format!("the request is not what it must be: {}", excerpt(message))) }
+    ApiError { param, ..ApiError::new(400, format!("invalid request: {}", excerpt(message))) }
 }
 
 /// 400 for a schema that cannot be enforced; not 5xx, so that no client repeats the request.

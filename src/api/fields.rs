@@ -73,27 +73,27 @@ impl<'de> Deserialize<'de> for Counted {
     }
 }
 
-/// A JSON object of numbers with at most `MOST` entries; of a repeated name the last value counts.
+/// A JSON object of numbers with at most `MAX` entries; of a repeated name the last value counts.
 #[derive(Clone, Debug, Default)]
-pub struct Numbers<const MOST: usize>(pub BTreeMap<String, f64>);
+pub struct Numbers<const MAX: usize>(pub BTreeMap<String, f64>);
 
-impl<'de, const MOST: usize> Deserialize<'de> for Numbers<MOST> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Numbers<MOST>, D::Error> {
-        struct Read<const MOST: usize>;
+impl<'de, const MAX: usize> Deserialize<'de> for Numbers<MAX> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Numbers<MAX>, D::Error> {
+        struct Read<const MAX: usize>;
 
-        impl<'de, const MOST: usize> Visitor<'de> for Read<MOST> {
-            type Value = Numbers<MOST>;
+        impl<'de, const MAX: usize> Visitor<'de> for Read<MAX> {
+            type Value = Numbers<MAX>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of numbers")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Numbers<MOST>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Numbers<MAX>, A::Error> {
                 let mut numbers = BTreeMap::new();
                 while let Some((name, number)) = entries.next_entry()? {
                     numbers.insert(name, number);
-                    if numbers.len() > MOST {
-                        return Err(A::Error::custom(format!("there are more than {MOST} entries")));
+                    if numbers.len() > MAX {
+                        return Err(A::Error::custom(format!("there are more than {MAX} entries")));
                     }
                 }
                 Ok(Numbers(numbers))

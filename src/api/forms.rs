@@ -1,4 +1,4 @@
-//! The forms that an answer may have, as one schema: calls of functions, and what `response_format` asks for.
+//! The forms that an answer may have, as one schema: calls of functions, and the `response_format`.
 
 use super::error::ApiError;
 use super::schema_bounds::pointer;
@@ -32,7 +32,7 @@ pub struct AnswerForms {
 }
 
 impl AnswerForms {
-    /// The field of the request that asks for them; for calls that of the functions.
+    /// The field of the request that requires them; for calls that of the functions.
     pub fn field(&self) -> &'static str {
         if self.calls > 0 { "tools" } else { "response_format" }
     }
@@ -47,7 +47,7 @@ impl AnswerForms {
         self.forms.0.iter().all(|form| form.strict != Some(false))
     }
 
-    /// The forms of which all has to be enforced though parts of others may be left out, by the field that asks for them.
+    /// The forms that must be enforced whole, although parts of others may be left out, by the field that requires them.
     pub fn strict_beside_others(&self) -> Vec<(&'static str, Forms)> {
         if self.strict() {
             return Vec::new();

@@ -25,7 +25,7 @@ impl Habits {
     /// The habits of the template that `render` renders, given the messages.
     ///
     /// # Errors
-    /// [`Error::Memory`] if `render` has no memory or time for it; every other error of it says something of the template.
+    /// [`Error::Memory`] if `render` has no memory or time for it; every other error is the template's.
     pub fn of(render: &dyn Fn(Vec<Value>) -> Result<String>) -> Result<Habits> {
         let rendered = |messages: Vec<Value>| match render(messages) {
             Err(Error::Memory(why)) => Err(Error::Memory(why)),
@@ -81,7 +81,7 @@ mod tests {
             );
             assert_eq!(habits(&parts), Habits { takes_system: true, between_parts: between.into() });
         }
-        // Its process could not be started: that says nothing of the template, and is not remembered.
+        // Its process could not be started: that is not the template's fault, and not remembered.
         assert!(matches!(Habits::of(&|_| Err(Error::Memory("none".into()))), Err(Error::Memory(_))));
     }
 }

@@ -21,7 +21,7 @@ pub mod tools;
 
 pub use error::{ApiError, TOO_LONG};
 pub use model::ServedModel;
-pub use request::parse;
+pub use request::{Asker, Generates, parse};
 pub use stream::{Answer, Collector, Prepared, Wire};
 
 use crate::tokenizer::chat_template;

@@ -3,7 +3,7 @@
 use super::error::{ApiError, TOO_LONG};
 use super::habits::Habits;
 use super::schema::Schemas;
-use crate::child::this_program;
+use crate::child::{Wanted, this_program};
 use crate::engine::sampler::SamplingParams;
 use crate::tokenizer::chat_template::{Input, Message, Renderer};
 use crate::tokenizer::{Special, Tokenizer};
@@ -22,7 +22,7 @@ const TEXT_BYTES_PER_TOKEN: usize = 8;
 
 /// The loaded model as requests see it: its names, limits and tokenizer, and how chats and schemas are handled.
 pub struct ServedModel {
-    /// The name by which requests ask for it.
+    /// Its name in requests.
     pub name: String,
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
@@ -80,7 +80,7 @@ impl ServedModel {
         })
     }
 
-    /// Checks that the model a request names is this one; `None` and the empty name stand for whichever is loaded.
+    /// Checks that the model a request names is this one; `None` and the empty name mean the loaded one.
     ///
     /// # Errors
     /// 404 that names the loaded model.
@@ -107,7 +107,7 @@ impl ServedModel {
         self.check_tokens(param, tokens)
     }
 
-    /// Returns `tokens` if they can be a prompt. `param` is the field they came from.
+    /// Returns `tokens` if they can be a prompt. `param` is their field.
     ///
     /// # Errors
     /// 400 if there are none, if one is not in the vocabulary, or if they leave no room in the context.
@@ -115,11 +115,11 @@ impl ServedModel {
         if tokens.is_empty() {
             return Err(ApiError::field(
                 param,
-                "the prompt is empty, and this model has no token to begin a text with",
+                "the prompt is empty, and this model has no token that begins a text; write a prompt",
             ));
         }
         if let Some(bad) = tokens.iter().find(|&&t| t as usize >= self.vocab) {
-            let message = format!("token {bad} is not below the vocabulary size {}", self.vocab);
+            let message = format!("token {bad} is outside the vocabulary of {} tokens", self.vocab);
             return Err(ApiError::field(param, message));
         }
         if tokens.len() >= self.context {
@@ -149,7 +149,7 @@ impl ServedModel {
     pub fn tokenize(&self, text: &str, special: Special, add_special: bool) -> Result<Vec<u32>, ApiError> {
         let (bytes, most) = (text.len(), self.most_tokenized());
         if bytes > most {
-            let message = format!("the text has {bytes} bytes; at most {most} are tokenised at once: send it in parts");
+            let message = format!("the text has {bytes} bytes; the limit is {most}: send it in parts");
             return Err(ApiError::field("content", message).code(TOO_LONG));
         }
         let tokens = match add_special {
@@ -166,7 +166,7 @@ impl ServedModel {
     /// have.
     pub fn detokenize(&self, tokens: &[u32]) -> Result<String, ApiError> {
         if let Some(bad) = tokens.iter().find(|&&t| t as usize >= self.vocab) {
-            let message = format!("token {bad} is not below the vocabulary size {}", self.vocab);
+            let message = format!("token {bad} is outside the vocabulary of {} tokens", self.vocab);
             return Err(ApiError::field("tokens", message));
         }
         // Normalisation may lengthen a text.
@@ -174,7 +174,10 @@ impl ServedModel {
         let bytes: usize = tokens.iter().map(|&id| self.tokenizer.token_bytes(id).map_or(0, <[u8]>::len)).sum();
         if tokens.len() > most || bytes > TEXT_BYTES_PER_TOKEN * most {
             let n = tokens.len();
-            let message = format!("{n} tokens of {bytes} bytes; at most {most} are taken at once: send them in parts");
+            let message = format!(
+                "the request has {n} tokens of {bytes} bytes; the limit is {most}: send them in \
+                 parts"
+            );
             return Err(ApiError::field("tokens", message).code(TOO_LONG));
         }
         Ok(self.tokenizer.decode(tokens))
@@ -186,7 +189,12 @@ impl ServedModel {
     /// # Errors
     /// 400 if the template refuses the messages or they are too long; 500 if the template itself is at fault; 503 if its process cannot be
     /// started or was killed.
-    pub fn conversation(&self, messages: &[Message], variables: Map<String, Value>) -> Result<Vec<u32>, ApiError> {
+    pub fn conversation(
+        &self,
+        messages: &[Message],
+        variables: Map<String, Value>,
+        wanted: &Wanted,
+    ) -> Result<Vec<u32>, ApiError> {
         let bytes = |m: &Message| m.content.len() + m.reasoning_content.as_ref().map_or(0, String::len);
         self.check_length("messages", messages.iter().map(bytes).sum())?;
         let refuse = |e: crate::Error| match e {
@@ -209,7 +217,7 @@ impl ServedModel {
                 if let Value::Object(variables) = variables {
                     input.extras.extend(variables);
                 }
-                let text = self.renderer.render(&input, self.tokenizer.path()).map_err(refuse)?;
+                let text = self.renderer.render(&input, self.tokenizer.path(), wanted).map_err(refuse)?;
                 // A template may add text of any length, which is tokenised as well.
                 self.check_length("messages", text.len())?;
                 self.tokenizer.encode_chat(&text)
@@ -234,7 +242,7 @@ impl ServedModel {
             None => Habits::plain(),
             Some(template) => Habits::of(&|messages| {
                 let input = Input { messages, ..Input::of(template, &[], &self.tokenizer) };
-                self.renderer.render(&input, self.tokenizer.path())
+                self.renderer.render(&input, self.tokenizer.path(), &Wanted::always())
             })
             .map_err(|error| ApiError::from(error).retry_after(1))?,
         };

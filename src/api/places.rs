@@ -29,7 +29,7 @@ pub struct Place {
 }
 
 impl State {
-    /// Whether a client may take a place now. A single place goes to whichever comes.
+    /// Whether a client may take a place now. A single place goes to the first client.
     fn may(&self, client: u64) -> bool {
         may(self.free, &self.held, client)
     }
@@ -112,7 +112,7 @@ impl Place {
             drop(self);
             done
         });
-        working.await.map_err(|_| ApiError::new(500, "the request could not be worked on"))?
+        working.await.map_err(|_| ApiError::new(500, "the request could not be processed"))?
     }
 }
 

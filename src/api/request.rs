@@ -6,6 +6,7 @@ use super::forms::{AnswerForms, Form, Forms};
 use super::model::ServedModel;
 use super::stream::{Answer, Prepared, Wire};
 use super::tools::Tools;
+use crate::child::Wanted;
 use crate::engine::sampler::SamplingParams;
 use crate::generation::Job;
 use crate::tokenizer::TextStream;
@@ -70,7 +71,7 @@ pub(super) use request;
 pub fn parse<T: DeserializeOwned>(body: &[u8], fields: &[&str]) -> Result<T, ApiError> {
     let json = &mut serde_json::Deserializer::from_slice(body);
     let request = serde_path_to_error::deserialize(&mut *json).map_err(|e| malformed(e, fields))?;
-    json.end().map_err(|e| ApiError::new(400, format!("something follows the request's JSON: {e}")))?;
+    json.end().map_err(|e| ApiError::new(400, format!("the request's JSON has text after its end: {e}")))?;
     Ok(request)
 }
 
@@ -85,7 +86,38 @@ pub struct StreamOptions {
     pub _include_obfuscation: Option<bool>,
 }
 
-/// The fields that chat and text completions share, unchecked; `None` is a field that was left out. [`super::chat::ChatRequest`] says what
+/// The client of a request, and the numbers that the request gets.
+pub struct Asker {
+    /// The queue is fair between clients.
+    pub client: u64,
+    /// The request's own id, without its prefix.
+    pub id: String,
+    /// The seed of a request that names none.
+    pub fresh_seed: u64,
+    /// Until when the client waits for the answer.
+    pub wanted: Wanted,
+}
+
+impl Asker {
+    /// A client that waits for as long as it takes.
+    pub fn patient(client: u64, id: String, fresh_seed: u64) -> Asker {
+        Asker { client, id, fresh_seed, wanted: Wanted::always() }
+    }
+}
+
+/// A request whose answer is generated text.
+pub trait Generates: DeserializeOwned + Send + 'static {
+    /// Its known fields.
+    const FIELDS: &'static [&'static str];
+
+    /// Checks the request, renders the conversation (where it is one) with the model's chat template, and makes a job for each answer.
+    ///
+    /// # Errors
+    /// 400 that names the bad field; 404 if the request names another model; 503 if the template's process cannot be started.
+    fn prepare(self, model: &Arc<ServedModel>, asker: &Asker) -> Result<Prepared, ApiError>;
+}
+
+/// The fields that chat and text completions share, unchecked; `None` is a missing field. [`super::chat::ChatRequest`] says what
 /// each means.
 #[derive(Default)]
 pub struct Common {
@@ -156,7 +188,7 @@ impl Common {
         if params.temperature < 0.0 {
             return Err(ApiError::field(
                 "temperature",
-                format!("temperature is {}; take 0 or more", params.temperature),
+                format!("temperature is {}; it must be 0 or more", params.temperature),
             ));
         }
         params.validate().map_err(|error| {
@@ -196,7 +228,7 @@ impl Common {
         let stops = self.stops()?;
         let n = self.n.unwrap_or(1);
         if !(1..=MAX_CHOICES as u64).contains(&n) {
-            return Err(ApiError::field("n", format!("n is {n}; take 1 to {MAX_CHOICES}")));
+            return Err(ApiError::field("n", format!("n is {n}; it must be 1 to {MAX_CHOICES}")));
         }
         let logit_bias = bias(self.logit_bias.unwrap_or_default(), model.vocab)?;
         Ok(Plan {
@@ -287,11 +319,11 @@ fn bias(biases: Biases, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
     let entry = |(token, bias): (&String, &f64)| {
         let id = token.parse::<u32>().ok().filter(|&id| (id as usize) < vocab);
         let id = id.ok_or_else(|| {
-            refuse(format!("logit_bias: '{}' is no token id below {vocab}", crate::error::excerpt(token)))
+            refuse(format!("logit_bias: '{}' is not a token id below {vocab}", crate::error::excerpt(token)))
         })?;
         let bias = Some(*bias as f32).filter(|b| (-MAX_BIAS..=MAX_BIAS).contains(b));
         let bias =
-            bias.ok_or_else(|| refuse(format!("logit_bias of {id}: take a number from -{MAX_BIAS} to {MAX_BIAS}")))?;
+            bias.ok_or_else(|| refuse(format!("logit_bias of {id} must be a number from -{MAX_BIAS} to {MAX_BIAS}")))?;
         Ok((id, bias))
     };
     biases.0.iter().map(entry).collect()
@@ -301,10 +333,10 @@ fn bias(biases: Biases, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
 /// field.
 ///
 /// # Errors
-/// 400 if 0 was asked for, or the prompt fills the context.
+/// 400 if the request has 0, or the prompt fills the context.
 pub fn room(param: &str, asked: Option<u64>, prompt: usize, context: usize) -> Result<usize, ApiError> {
     if asked == Some(0) {
-        return Err(ApiError::field(param, format!("{param} is 0; take 1 or more")));
+        return Err(ApiError::field(param, format!("{param} is 0; it must be 1 or more")));
     }
     if prompt >= context {
         return Err(ApiError::too_long("messages", prompt, false, context));
@@ -371,15 +403,15 @@ impl ResponseFormat {
             ("json_schema", _) => {
                 Err(ApiError::field("response_format.json_schema.schema", "json_schema needs a schema"))
             }
-            ("text" | "json_object", Some(_)) => Err(refuse("json_schema belongs to type json_schema".into())),
+            ("text" | "json_object", Some(_)) => Err(refuse("json_schema needs type: json_schema".into())),
             (kind, _) => {
                 let kind = crate::error::excerpt(kind);
-                Err(refuse(format!("the type '{kind}' is unknown; take text, json_object or json_schema")))
+                Err(refuse(format!("unknown type '{kind}'; use text, json_object or json_schema")))
             }
         }
     }
 
-    /// Whether it asks for JSON.
+    /// Whether it requires JSON.
     pub fn is_json(&self) -> bool {
         self.kind != "text"
     }

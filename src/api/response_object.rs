@@ -101,7 +101,7 @@ impl ResponseEvents {
         self.event(kind, fields)
     }
 
-    /// What comes before the first piece.
+    /// The events before the first piece.
     pub fn begin(&mut self, of: &Response) -> Vec<Value> {
         let response = object(of, "in_progress", Vec::new(), None);
         let item = message(of, "in_progress", Vec::new());
@@ -118,7 +118,7 @@ impl ResponseEvents {
         self.of_part(of, "output_text.delta", "delta", text.into())
     }
 
-    /// What comes after the last piece; `text` is the whole text.
+    /// The events after the last piece; `text` is the whole text.
     pub fn end(&mut self, of: &Response, text: &str, done: &Done) -> Vec<Value> {
         let item = message(of, status(done), vec![part(text)]);
         vec![

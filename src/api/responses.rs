@@ -4,7 +4,7 @@ use super::chat::{ChatMessage, ContentPart, conversation, join_parts};
 use super::error::ApiError;
 use super::fields::{Counted, Item, TextOr};
 use super::model::ServedModel;
-use super::request::{Common, JsonSchema, ResponseFormat, room};
+use super::request::{Asker, Common, Generates, JsonSchema, ResponseFormat, room};
 use super::stream::{Prepared, Wire};
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
@@ -48,7 +48,7 @@ pub const RESPONSES_FIELDS: &[&str] = &[
 #[serde(deny_unknown_fields, default)]
 pub struct ResponsesRequest {
     model: Option<String>,
-    /// What the user says, or the conversation so far.
+    /// The user's message, or the conversation so far.
     input: Option<TextOr<InputMessage>>,
     /// The system message.
     instructions: Option<String>,
@@ -121,7 +121,7 @@ struct TextOptions {
     _verbosity: Option<IgnoredAny>,
 }
 
-/// As `response_format` of a chat, with the schema beside its name.
+/// As `response_format` of a chat, with the schema next to its name.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TextFormat {
@@ -143,19 +143,11 @@ impl TextFormat {
     }
 }
 
-impl ResponsesRequest {
-    /// Checks the request, renders the conversation with the model's chat template and makes its job. `id` is the request's own, without
-    /// its prefix; `fresh_seed` is used where the request names no seed.
-    ///
-    /// # Errors
-    /// As [`super::chat::ChatRequest::prepare`].
-    pub fn prepare(
-        mut self,
-        model: &Arc<ServedModel>,
-        client: u64,
-        id: String,
-        fresh_seed: u64,
-    ) -> Result<Prepared, ApiError> {
+impl Generates for ResponsesRequest {
+    const FIELDS: &'static [&'static str] = RESPONSES_FIELDS;
+
+    fn prepare(mut self, model: &Arc<ServedModel>, asker: &Asker) -> Result<Prepared, ApiError> {
+        let Asker { client, id, fresh_seed, wanted } = asker;
         model.check_name(self.model.as_deref())?;
         self.refuse()?;
         let said = match self.input.take() {
@@ -179,14 +171,14 @@ impl ResponsesRequest {
             response_format: self.text.and_then(|text| text.format).map(TextFormat::response_format),
             ..Common::default()
         };
-        let plan = common.check(model, fresh_seed)?;
-        let prompt = model.conversation(&messages, Map::new()).map_err(|e| match e.param.as_deref() {
+        let plan = common.check(model, *fresh_seed)?;
+        let prompt = model.conversation(&messages, Map::new(), wanted).map_err(|e| match e.param.as_deref() {
             Some("messages") => ApiError { param: Some("input".into()), ..e },
             _ => e,
         })?;
         let max_tokens = room("max_output_tokens", self.max_output_tokens, prompt.len(), model.context)?;
         let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
-        let jobs = plan.jobs(client, prompt, max_tokens, None, whole);
+        let jobs = plan.jobs(*client, prompt, max_tokens, None, whole);
         let mut prepared = plan.prepared(Wire::Responses, format!("resp_{id}"), model, jobs)?;
         prepared.answer.echo = json!({
             "instructions": self.instructions,
@@ -196,7 +188,9 @@ impl ResponsesRequest {
         });
         Ok(prepared)
     }
+}
 
+impl ResponsesRequest {
     /// Refuses what could change the answer and is not supported.
     fn refuse(&self) -> Result<(), ApiError> {
         let choice = self.tool_choice.as_ref();
@@ -205,20 +199,20 @@ impl ResponsesRequest {
             (
                 "tools",
                 self.tools.is_some_and(|tools| tools.0 > 0) || chosen,
-                "tools are called by /v1/chat/completions; leave them out here",
+                "tools are supported by /v1/chat/completions only; leave them out",
             ),
-            ("include", self.include.is_some_and(|list| list.0 > 0), "there is nothing more to include; leave it out"),
+            ("include", self.include.is_some_and(|list| list.0 > 0), "include has no values here; leave it out"),
             (
                 "truncation",
                 self.truncation.as_ref().is_some_and(|how| how != "disabled"),
-                "a conversation is not cut by itself; take disabled, and leave out old messages yourself",
+                "truncation is not supported; use disabled, and leave out old messages yourself",
             ),
             (
                 "previous_response_id",
                 self.previous_response_id.is_some(),
                 "nothing is stored; send the whole conversation as input",
             ),
-            ("background", self.background == Some(true), "an answer is made while its client waits; leave it out"),
+            ("background", self.background == Some(true), "answers in the background are not supported; leave it out"),
         ];
         refused.into_iter().find(|(_, is, _)| *is).map_or(Ok(()), |(field, _, why)| Err(ApiError::field(field, why)))
     }

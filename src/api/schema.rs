@@ -44,19 +44,19 @@ const MASK_STACK: usize = 1 << 20;
 /// Processor time of a trial: 4,096 required names take half of it, an ordinary schema some milliseconds.
 const MAX_TRIAL: Duration = Duration::from_secs(2);
 /// Resident memory in bytes that a trial may take; the daemon needs as much again when it compiles.
-const LARGEST: u64 = 128 << 20;
+const MAX_MEMORY: u64 = 128 << 20;
 
 static TRIAL: Work = Work {
     argument: CHILD_ARGUMENT,
     doing: "compiling",
     // The schema, and whether all of it is wanted.
-    longest_request: super::schema_bounds::LONGEST + 64,
+    longest_request: super::schema_bounds::MAX_SCHEMA_BYTES + 64,
     // What is left out, of which JSON may write a byte as six, and a message.
     longest_answer: 8 * MAX_LEFT_OUT,
     // Stacks and allocators' reservations among it.
     memory: 512 << 20,
     stack: STACK,
-    // The child says by itself where it is when its time is over; this is for one that does not.
+    // The child reports its place when its time is over; this limit is for a child that does not.
     computed: MAX_TRIAL.saturating_add(Duration::from_secs(1)),
     // A machine whose cores are taken is given time.
     wall: Duration::from_secs(15),
@@ -82,7 +82,7 @@ const MAX_LEFT_OUT: usize = 16 << 10;
 /// Times that a schema is compiled again without parts that were at fault, at most: there are fewer kinds of them.
 const MAX_ROUNDS: usize = 8;
 
-/// What the trial of a schema says: what no grammar holds of it, or why it is refused.
+/// The result of a schema's trial: the parts that no grammar enforces, or the reason of a refusal.
 type Verdict = Result<LeftOut, String>;
 
 /// Parts of a schema that no grammar holds. None if all of it was wanted.
@@ -114,7 +114,7 @@ struct Question<S> {
 }
 
 /// Compiles the schemas of requests for one model, after a trial in a child process. One trial runs at a time, because each may take a core
-/// and `LARGEST` bytes.
+/// and `MAX_MEMORY` bytes.
 pub struct Schemas {
     children: Arc<Children>,
     tokenizer: Arc<Tokenizer>,
@@ -246,7 +246,7 @@ impl Schemas {
                 self.keep(text, verdict.clone());
                 return Ok(verdict);
             }
-            Ok(Err(_)) => "its trial said nothing that can be read".into(),
+            Ok(Err(_)) => "its trial gave no result".into(),
             Err(why) => why,
         };
         Ok(Err(weighed(schema, &why)))
@@ -273,7 +273,7 @@ impl Schemas {
 /// A client's turn.
 async fn turn(places: &Places, client: u64) -> Result<Place, ApiError> {
     places.take(client).await.map_err(|waiting| {
-        let message = format!("{waiting} requests wait already for their schemas to be tried; ask again later");
+        let message = format!("{waiting} requests wait for a trial of their schema; retry later");
         ApiError::new(429, message).code("queue_full").retry_after(1)
     })
 }
@@ -290,7 +290,7 @@ fn compile(grammars: &Grammars, schema: &Value, strict: bool) -> Result<Grammar,
 fn with_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let worker = std::thread::Builder::new().name("schema".into()).stack_size(bytes).spawn_scoped(scope, work);
-        let worker = worker.map_err(|e| format!("there is no thread for it: {e}"))?;
+        let worker = worker.map_err(|e| format!("its thread cannot start: {e}"))?;
         worker.join().map_err(|_| "the library failed".to_owned())
     })
 }
@@ -365,7 +365,9 @@ pub fn trial(schema: &Value, strict: bool, mut told: impl FnMut(&[u8]) + Send) -
     }
     with_stack(MASK_STACK, move || WAYS.iter().try_for_each(|way| grammar.clone().walk(way, MAX_POINTER, &mut told)))??;
     match status_bytes("VmHWM:").unwrap_or(0).saturating_sub(before) {
-        more if more > LARGEST => Err(weighed(schema, &format!("it takes more than {} MiB of memory", LARGEST >> 20))),
+        more if more > MAX_MEMORY => {
+            Err(weighed(schema, &format!("it takes more than {} MiB of memory", MAX_MEMORY >> 20)))
+        }
         _ => Ok(left_out),
     }
 }

@@ -4,7 +4,7 @@ use crate::error::excerpt;
 use serde_json::Value;
 
 /// Bytes of JSON, at most: a schema is part of a request, and the largest in use have some 100 KB.
-pub const LONGEST: usize = 256 << 10;
+pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
 /// Lists and objects nested within each other, at most; a level of the schema itself takes two ("properties", the name).
 pub const DEEPEST: usize = 64;
 /// Values (lists, objects, numbers, texts) in the whole schema, at most.
@@ -24,7 +24,7 @@ pub fn pointer(way: &[String]) -> String {
     excerpt(way.iter().map(step).collect::<String>())
 }
 
-/// Checks that a schema is small enough to be looked at.
+/// Checks that a schema is small enough to be processed.
 ///
 /// # Errors
 /// What is too large, and where.
@@ -34,19 +34,19 @@ pub fn check(schema: &Value) -> Result<(), String> {
         values += 1;
         let entries = value.as_array().map(Vec::len).or_else(|| value.as_object().map(|o| o.len())).unwrap_or(0);
         if way.len() > DEEPEST {
-            return Err(format!("{}: this is level {}; at most {DEEPEST} are taken", pointer(way), way.len()));
+            return Err(format!("{}: this is level {}; the limit is {DEEPEST}", pointer(way), way.len()));
         }
         if entries > MAX_ENTRIES {
-            return Err(format!("{} has {entries} entries; at most {MAX_ENTRIES} are taken", pointer(way)));
+            return Err(format!("{} has {entries} entries; the limit is {MAX_ENTRIES}", pointer(way)));
         }
         if values > MAX_VALUES {
-            return Err(format!("at {} it has more than {MAX_VALUES} values, which are taken at most", pointer(way)));
+            return Err(format!("at {} it exceeds the limit of {MAX_VALUES} values", pointer(way)));
         }
         Ok(())
     })?;
     let bytes = schema.to_string().len();
-    if bytes > LONGEST {
-        return Err(format!("it has {bytes} bytes; at most {LONGEST} are taken"));
+    if bytes > MAX_SCHEMA_BYTES {
+        return Err(format!("it has {bytes} bytes; the limit is {MAX_SCHEMA_BYTES}"));
     }
     Ok(())
 }
@@ -124,8 +124,8 @@ mod tests {
         assert!(check(&deep).unwrap_err().contains("this is level 65"));
         let block: Vec<u32> = (0..MAX_ENTRIES as u32).collect();
         let blocks = json!({"a": block, "b": block, "c": block, "d": block});
-        assert!(check(&blocks).unwrap_err().contains("more than 16384 values"));
-        assert!(check(&json!({"const": "x".repeat(LONGEST)})).unwrap_err().contains("bytes"));
+        assert!(check(&blocks).unwrap_err().contains("exceeds the limit of 16384 values"));
+        assert!(check(&json!({"const": "x".repeat(MAX_SCHEMA_BYTES)})).unwrap_err().contains("bytes"));
         assert_eq!(check(&json!({"type": "object", "properties": {"a": {"enum": block}}})), Ok(()));
     }
 

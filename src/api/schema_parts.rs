@@ -47,7 +47,7 @@ fn words(schema: &Value, mut is: impl FnMut(&str, &Value, &Map<String, Value>) -
     found
 }
 
-/// Where the words stand that the library has left out, by its warnings.
+/// The places of the words that the library has left out, by its warnings.
 pub fn ignored(schema: &Value, warnings: &[String]) -> Vec<Way> {
     // It adds how often it said it.
     let once = |said: &str| match said.rsplit_once(" (") {
@@ -128,7 +128,7 @@ fn patterns(grammars: &Grammars, schema: &Value) -> Vec<Way> {
     found
 }
 
-/// Takes a part out of a schema, if it is there.
+/// Removes a part from a schema, if present.
 pub fn remove(schema: &mut Value, way: &[String]) {
     let Some((last, before)) = way.split_last() else { return };
     let mut at = schema;

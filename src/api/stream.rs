@@ -211,7 +211,7 @@ impl Answer {
         self.model.tokenizer.token_bytes(l.token).unwrap_or_default().iter().filter(begins).count()
     }
 
-    /// OpenAI's `logprobs` object; null if none were asked for. Text offsets are in characters, the first of them `offset`.
+    /// OpenAI's `logprobs` object; null if the request has none. Text offsets are in characters, the first of them `offset`.
     fn logprobs(&self, logprobs: &[Logprob], offset: usize) -> Value {
         if logprobs.is_empty() {
             return Value::Null;
@@ -255,7 +255,7 @@ impl Answer {
 pub struct ChoiceStream {
     answer: Answer,
     index: usize,
-    /// Characters of its tokens so far, if their logarithms were asked for.
+    /// Characters of its tokens so far, if the request wants logprobs.
     offset: usize,
     /// Whether it may still turn out to be a call: it is held back then.
     undecided: bool,
@@ -279,7 +279,7 @@ impl ChoiceStream {
         }
     }
 
-    /// What comes before the first piece.
+    /// The events before the first piece.
     pub fn begin(&mut self) -> Vec<Value> {
         let role = json!({"role": "assistant", "content": ""});
         match self.answer.wire {
@@ -316,7 +316,7 @@ impl ChoiceStream {
         vec![chunk]
     }
 
-    /// What comes after the last piece.
+    /// The events after the last piece.
     pub fn end(&mut self, done: &Done) -> Vec<Value> {
         let text = std::mem::take(&mut self.text);
         if self.answer.wire == Wire::Responses {
@@ -373,7 +373,7 @@ impl Collector {
     /// The whole answer.
     ///
     /// # Errors
-    /// 500 if a choice has not ended, because the engine's thread is gone.
+    /// 500 if a choice has not ended, because the engine's thread has stopped.
     pub fn finish(self) -> Result<Value, ApiError> {
         let (mut usage, mut choices) = (Usage::default(), Vec::new());
         for (index, (text, logprobs, done)) in self.choices.iter().enumerate() {

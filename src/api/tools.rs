@@ -1,6 +1,6 @@
 //! Functions that the model may ask its client to call (`tools`).
 //!
-//! A model need not have been trained for it: what may be called stands in the system message, and a grammar keeps a call to its form and
+//! A model need not have been trained for it: the system message lists the functions, and a grammar keeps a call to its form and
 //! its arguments to the function's schema. A call is an answer that is nothing but `{"name": ..., "arguments": {...}}`.
 
 use super::error::ApiError;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// Functions of a request, at most: OpenAI's limit.
 const MAX_FUNCTIONS: usize = 128;
 /// Bytes of a function's name, at most: OpenAI's limit.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME: usize = 64;
 
 /// The functions that an answer may call.
 #[derive(Clone, Debug)]
@@ -53,20 +53,19 @@ impl Tools {
     /// 400 that names the bad field.
     pub fn read(tools: Option<Value>, choice: Option<Value>) -> Result<Option<Tools>, ApiError> {
         let tools = tools.unwrap_or_else(|| json!([]));
-        let tools: Vec<Tool> = serde_json::from_value(tools).map_err(|e| {
-            ApiError::field("tools", format!("tools is not what it must be: {}", excerpt(e.to_string())))
-        })?;
+        let tools: Vec<Tool> = serde_json::from_value(tools)
+            .map_err(|e| ApiError::field("tools", format!("tools is invalid: {}", excerpt(e.to_string()))))?;
         let functions = tools.into_iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
         if functions.len() > MAX_FUNCTIONS {
             let n = functions.len();
-            return Err(ApiError::field("tools", format!("there are {n} functions; give {MAX_FUNCTIONS} at most")));
+            return Err(ApiError::field("tools", format!("tools has {n} functions; give at most {MAX_FUNCTIONS}")));
         }
         if let Some((i, twice)) =
             functions.iter().enumerate().find(|(i, f)| functions[..*i].iter().any(|g| g.name == f.name))
         {
             return Err(ApiError::field(
                 format!("tools.{i}.function.name"),
-                format!("'{}' is there twice", twice.name),
+                format!("'{}' is defined twice", twice.name),
             ));
         }
         let (functions, required) = chosen(functions, choice.as_ref())?;
@@ -128,7 +127,7 @@ fn checked((i, tool): (usize, Tool)) -> Result<Function, ApiError> {
     }
     check_name(&at("function.name"), &function.name)?;
     if function.parameters.as_ref().is_some_and(|schema| !schema.is_object()) {
-        return Err(ApiError::field(at("function.parameters"), "parameters is no JSON schema of an object"));
+        return Err(ApiError::field(at("function.parameters"), "parameters must be a JSON schema of an object"));
     }
     Ok(function)
 }
@@ -139,11 +138,11 @@ fn checked((i, tool): (usize, Tool)) -> Result<Function, ApiError> {
 /// 400 that names the field.
 pub fn check_name(field: &str, name: &str) -> Result<(), ApiError> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
-    if (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain) {
+    if (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(plain) {
         return Ok(());
     }
     let name = excerpt(name);
-    let message = format!("'{name}' is no name of a function: take 1 to {LONGEST_NAME} letters, digits, _ and -");
+    let message = format!("'{name}' is not a function name: use 1 to {MAX_NAME} letters, digits, _ and -");
     Err(ApiError::field(field, message))
 }
 
@@ -155,14 +154,14 @@ fn chosen(functions: Vec<Function>, choice: Option<&Value>) -> Result<(Vec<Funct
         Some(Value::String(word)) => match word.as_str() {
             "auto" => Ok((functions, false)),
             "none" => Ok((Vec::new(), false)),
-            "required" if functions.is_empty() => refuse("a call is required, and there are no tools"),
+            "required" if functions.is_empty() => refuse("a call is required, but tools is empty"),
             "required" => Ok((functions, true)),
-            _ => refuse("take none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": NAME}}"),
+            _ => refuse("use none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": NAME}}"),
         },
         Some(choice) => match choice["function"]["name"].as_str().filter(|_| choice["type"] == "function") {
-            None => refuse("take none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": NAME}}"),
+            None => refuse("use none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": NAME}}"),
             Some(name) => match functions.into_iter().find(|f| f.name == name) {
-                None => refuse(&format!("'{}' is none of the tools", excerpt(name))),
+                None => refuse(&format!("'{}' is not one of the tools", excerpt(name))),
                 Some(function) => Ok((vec![function], true)),
             },
         },
@@ -227,7 +226,7 @@ impl FunctionCall {
         functions.iter().any(begins)
     }
 
-    /// As the model has said it, for the turns that follow.
+    /// The call in the model's own words, for the turns that follow.
     pub fn said(name: &str, arguments: &str) -> String {
         let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
         format!("{{\"name\": {}, \"arguments\": {arguments}}}", json!(name))

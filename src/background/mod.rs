@@ -46,12 +46,15 @@ const SCORES_EVERY: u64 = 4;
 /// The verdicts in the order of their numbers.
 const VERDICTS: [Verdict; 4] = [Verdict::Unknown, Verdict::Pays, Verdict::Even, Verdict::Loses];
 
+/// Changes the rules of a policy.
+pub type Tune = Arc<dyn Fn(Rules) -> Rules + Send + Sync>;
+
 /// What the thread works with.
 pub struct BackgroundOptions {
     /// The policy to begin with.
     pub policy: Policy,
     /// Changes the rules of that policy, and of any that is set later.
-    pub tune: fn(Rules) -> Rules,
+    pub tune: Tune,
     /// What leaving out a neuron is taken to lose, for balancing thresholds.
     pub weight: LossWeight,
     /// Layers to look ahead, 1 or more.
@@ -113,7 +116,7 @@ pub struct Background {
     ahead: usize,
     /// What predicts `ahead` layers ahead; `None`: only frequencies count.
     lookahead: Option<Lookahead>,
-    tune: fn(Rules) -> Rules,
+    tune: Tune,
     /// Passes of few tokens that have begun.
     pass: u64,
     now: Position,
@@ -147,7 +150,7 @@ impl Background {
         let sequences = options.sequences.max(1);
         let shared = Shared { policy: AtomicUsize::new(options.policy as usize), ..Shared::default() };
         let shared = Arc::new(shared);
-        let (ahead, tune, latency) = (options.ahead.max(1), options.tune, options.latency);
+        let (ahead, tune, latency) = (options.ahead.max(1), Arc::clone(&options.tune), options.latency);
         let lookahead = options.predictor.clone().map(|predictor| (predictor, ahead));
         let mut worker = Worker::new(model, block_bytes, options);
         worker.learner = learner;

@@ -1,15 +1,13 @@
 //! The scheduler's side: predicts layers ahead, and lets [`Scheduler::step`] decide.
 
-use super::BackgroundOptions;
 use super::learnt::Learner;
 use super::message::{Position, SentDecision, SentObservation};
+use super::{BackgroundOptions, Tune};
 use crate::cache::Slot;
 use crate::cpu::{Kernels, ThreadPool};
 use crate::model::Model;
 use crate::predictor::{Bytes, Calibration, Predictor, Scratch, Tools};
-use crate::scheduler::{
-    Decision, DeviceState, Fired, LayerObservation, Policy, Prompt, Rules, Scheduler, SchedulerOptions,
-};
+use crate::scheduler::{Decision, DeviceState, Fired, LayerObservation, Policy, Prompt, Scheduler, SchedulerOptions};
 use std::sync::Arc;
 
 /// Decides, from observations that come layer by layer.
@@ -20,7 +18,7 @@ pub struct Worker {
     /// Counts for the next start.
     pub learner: Option<Learner>,
     policy: Policy,
-    tune: fn(Rules) -> Rules,
+    tune: Tune,
     ahead: usize,
     predictor: Option<Arc<dyn Predictor>>,
     kernels: Kernels,

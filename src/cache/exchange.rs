@@ -29,7 +29,7 @@ unsafe impl<T: Send> Send for Ring<T> {}
 /// The end of an exchange that sends. There is one.
 pub struct Sender<T> {
     ring: Arc<Ring<T>>,
-    /// The value of the ring's `sent`, which nobody else changes.
+    /// The value of the ring's `sent`, which nothing else changes.
     sent: usize,
 }
 

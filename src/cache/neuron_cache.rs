@@ -1,6 +1,6 @@
 //! The slots of all layers on one device: which neurons they hold, which are on their way, and the moves that bring them.
 //!
-//! No move waits, and nobody waits for one: what the device has no room for is put off, and whoever decides asks again if it is still
+//! No move waits, and nothing waits for one: moves without room on the device are put off, and the scheduler asks again if they are still
 //! wanted. The slot's old neuron is a miss at once, the copy runs on the copy stream after the layer's last use, and once it is seen to be
 //! done the new neuron is a hit. With [`NeuronCache::barrier`] the engine waits for a layer's copies before it uses the layer (DynamicInfer
 //! C.3), on the same code path.
@@ -142,7 +142,7 @@ unsafe impl Send for HostBlocks {}
 /// What a cache has done since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// Active neurons by who computed them, summed over tokens: the device's are hits, the CPU's misses.
+    /// Active neurons by the processor that computed them, summed over tokens: the device's are hits, the CPU's misses.
     pub computed: PerTier<u64>,
     /// Groups of moves by [`crate::device::MoveMethod`].
     pub groups: [u64; 3],
@@ -179,7 +179,7 @@ pub struct GroupOutcome {
 pub struct LayerCache {
     /// What each slot of the layer holds.
     pub table: SlotTable,
-    /// Active neurons by who computed them, summed over tokens: the device's are hits, the CPU's misses.
+    /// Active neurons by the processor that computed them, summed over tokens: the device's are hits, the CPU's misses.
     pub computed: PerTier<u64>,
     /// The clusters in the slots, a buffer for each of their parts, `[slots]`: neuron blocks, or gate, up and down of experts or of their
     /// neurons.

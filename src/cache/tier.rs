@@ -4,7 +4,7 @@
 use crate::ids::SlotId;
 use std::ops::{Index, IndexMut};
 
-/// A memory, and whoever computes the neurons in it.
+/// A memory, and the processor that computes the neurons in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// Host memory: the CPU.

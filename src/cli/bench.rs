@@ -16,13 +16,13 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Measure prefill and decode speed beside what memory allows
+/// Measure prefill and decode speed, and compare with the memory's rate
 ///
-/// As llama-bench: each repeat runs the whole prompt or generates all tokens from an empty context (or one of --n-depth tokens), after one
-/// warm-up; tokenising and sampling are left out. GB/s are the weight bytes that a token must read, without keys and values, over the
-/// median time between tokens; the share is of the best read of 2 GiB (where so much is not free: of the model) with the same threads just
-/// before and after. Decode computes the neurons that `run` would, with the same --predictor; computed share and recall are of random
-/// tokens, as the timed ones were, or with --text of a text's. Ctrl-C ends it at once; the rows that are measured by then are printed.
+/// As llama-bench: each repeat runs the whole prompt, or generates all tokens from an empty context (or one of --n-depth tokens), after one
+/// warm-up; tokenising and sampling are excluded. GB/s is the weight bytes that a token must read, without keys and values, divided by the
+/// median time between tokens. Its share refers to the best read of 2 GiB (or of the model, if less is free) with the same threads just
+/// before and after. Decode computes the same neurons as `run` with the same --predictor; computed share and recall refer to random tokens,
+/// or with --text to those of the text. Ctrl-C ends it at once and prints the rows measured so far.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -33,20 +33,21 @@ pub struct Args {
     /// Tokens to generate; 0 skips decode
     #[arg(short, long, default_value_t = 128)]
     n_gen: usize,
-    /// Sequences that generate together, a row for each number: 1,2,4,8; at most 32
+    /// Sequences that generate together, with a row for each number: 1,2,4,8; at most 32
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
     sequences: Vec<usize>,
-    /// Tokens that are in the context when the clock starts, rows for each number: 0,1024,4096
+    /// Tokens in the context at the start, with a row for each number: 0,1024,4096
     #[arg(short = 'd', long, value_name = "N,...", value_delimiter = ',', default_value = "0")]
     n_depth: Vec<usize>,
     /// Repeats
     #[arg(short, long, default_value_t = 5)]
     repetitions: usize,
-    /// Take the tokens of this text, one after the other, instead of random ones: which neurons or experts are needed, and so what is
-    /// found in memory, is then as on your texts
+    /// Use the tokens of this text instead of random ones
+    ///
+    /// The needed neurons or experts, and the hits in memory, are then those of your texts.
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Form of the result
+    /// Format of the result
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -63,13 +64,13 @@ pub struct Args {
 enum Output {
     /// Tables for people, at most 80 columns wide
     Table,
-    /// Everything that is known of each row
+    /// All figures of each row
     Json,
-    /// As llama-bench's
+    /// As in llama-bench
     Csv,
-    /// As llama-bench's, for a page
+    /// As in llama-bench, for a page
     Md,
-    /// For sqlite and its like
+    /// For sqlite and similar databases
     Sql,
 }
 
@@ -78,10 +79,10 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Usage("nothing to measure: -p and -n are both 0".into()));
     }
     if args.repetitions == 0 {
-        return Err(Error::Usage("-r 0: take at least one repeat".into()));
+        return Err(Error::Usage("-r 0: give at least one repeat".into()));
     }
     if let Some(n) = args.sequences.iter().find(|n| !(1..=MAX_COLUMNS).contains(*n)) {
-        return Err(Error::Usage(format!("--sequences {n}: take 1 to {MAX_COLUMNS} at once")));
+        return Err(Error::Usage(format!("--sequences {n}: give 1 to {MAX_COLUMNS}")));
     }
     let mut options = BenchOptions {
         prompt: args.n_prompt,
@@ -124,7 +125,7 @@ pub fn run(args: Args) -> Result<()> {
     let rows: Vec<Row> = rows.into_iter().map(|row| Row { row, device: device.clone() }).collect();
     print(&rows, args.output)?;
     if let Some(device) = device.filter(|device| !device.measured && args.output == Output::Table) {
-        eprintln!("{}: its times are not real, and neither are the speeds above", device.device);
+        eprintln!("the times of the {} are simulated, and so are the speeds above", device.device);
     }
     Ok(())
 }
@@ -139,12 +140,12 @@ fn print(rows: &[Row], output: Output) -> Result<()> {
     }
 }
 
-/// What was measured before Ctrl-C came.
+/// Prints the rows measured before Ctrl-C.
 fn print_so_far(rows: &[Row], output: Output) {
     if !rows.is_empty() {
-        // Nobody is left to tell if it cannot be written.
+        // A failure to write cannot be reported anywhere any more.
         let _ = print(rows, output);
-        eprintln!("{} rows were measured before it was stopped", rows.len());
+        eprintln!("stopped after {} measured rows", rows.len());
     }
 }
 

@@ -12,14 +12,14 @@ use crate::tokenizer::{Special, Tokenizer};
 use crate::training::train;
 use comfy_table::Table;
 
-/// Default number of tokens to look at: a layer's table has some fifty numbers, and each token a thousand neurons or more.
+/// Default number of tokens: a layer's table has about fifty numbers, and each token a thousand neurons or more.
 const TOKENS: usize = 32_768;
 
 /// Calibrate the sign predictor on texts
 ///
-/// The sign predictor needs no training, and without this it runs with the alphas of its paper. Here it learns how likely a
-/// neuron is active at each score, per layer and look-ahead, and the alpha of each layer at which the wanted share of the
-/// active neurons is found with the fewest computed.
+/// The sign predictor needs no training; uncalibrated, it uses the alphas of its paper. Calibration learns how likely a neuron is active at
+/// each score, per layer and prefetch distance, and the alpha of each layer that finds the wanted share of the active neurons with the
+/// fewest computed.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -30,7 +30,7 @@ pub struct Args {
     /// Use at most this many tokens, spread over the texts [default: 32768]
     #[arg(long)]
     tokens: Option<usize>,
-    /// Instead of a predictor: what prompts lose with one int8 step for a whole input, with and without outliers computed beside
+    /// Instead of a predictor, measure the loss of prompts with one int8 scale per input, with and without separate outliers
     #[arg(long)]
     outliers: bool,
     /// With --outliers: share of an input's numbers that are outliers
@@ -54,7 +54,7 @@ Examples:
   dynamicinfer eval M --text held-out.txt --predictor sign";
 
 fn share(text: &str) -> std::result::Result<f64, String> {
-    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "take a share from 0 to 1".into())
+    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "give a share from 0 to 1".into())
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -89,8 +89,8 @@ fn has_signs(model: &Model) -> Result<()> {
         return Ok(());
     }
     Err(Error::Usage(format!(
-        "the sign predictor predicts the sign of the gate, and {activation} lets negative ones through; train one instead: \
-         dynamicinfer train-predictor MODEL --text FILE"
+        "the sign predictor needs an activation that is zero for negative gates, and {activation} is not; train a \
+         predictor instead: dynamicinfer train-predictor MODEL --text FILE"
     )))
 }
 

@@ -26,20 +26,19 @@ use std::path::{Path, PathBuf};
 
 /// Talk to a model
 ///
-/// With a daemon running, it answers; MODEL is loaded there if it is another. Without one the model runs in this process. Ctrl-C
-/// ends an answer, Ctrl-D the talk; a message that begins with """ goes on to the next """. /help lists the commands.
+/// A running daemon answers, and loads MODEL if it has another one. Without a daemon the model runs in this process. Ctrl-C ends an answer,
+/// Ctrl-D the chat; a message that begins with """ ends with the next """. /help lists the commands.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo` [default: what the daemon
-    /// has]
+    /// Hugging Face directory, .gguf, .neurons file, name from `ls`, or `demo` [default: the daemon's model]
     pub model: Option<String>,
     /// System message
-    #[arg(long)]
+    #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Tokens of an answer, at most [default: a quarter of the context]
+    /// Most tokens of an answer [default: a quarter of the context]
     #[arg(short, long, value_name = "N")]
     pub n_predict: Option<u64>,
-    /// Run the model in this process even if there is a daemon; so does every option of model, sparsity and device
+    /// Run the model in this process, not in the daemon; so does every option of model, sparsity and device
     #[arg(long)]
     pub here: bool,
     #[command(flatten)]
@@ -62,7 +61,7 @@ pub fn run(args: Args) -> Result<()> {
     let name = printable(card["id"].as_str().unwrap_or_default());
     let system = args.system.clone().or_else(|| settings.text("chat.system").map(str::to_owned));
     if card["chat_template"] == false {
-        eprintln!("note: {name} has no chat template: it continues the text of what is said");
+        eprintln!("note: {name} has no chat template, so it continues your text");
     }
     let context = card["context_length"].as_u64().unwrap_or(4096);
     let mut talk = ChatSession { backend, name, system, turns: Vec::new(), left_out: 0, context, set, last: None };
@@ -74,7 +73,7 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-/// The daemon if there is one, with the model that was named; else an engine here.
+/// The daemon if one runs, with the model given; else an engine in this process.
 fn backend(args: &Args, settings: &Settings) -> Result<Backend> {
     // A daemon has its model open already, in its own way.
     let here = args.here || args.engine != LoaderArgs::default();
@@ -83,9 +82,9 @@ fn backend(args: &Args, settings: &Settings) -> Result<Backend> {
         let model =
             args.model.clone().or_else(|| settings.text("serve.model").map(str::to_owned)).ok_or_else(|| {
                 let why = if here {
-                    "a model in this process has to be named"
+                    "--here and options of the model need a MODEL"
                 } else {
-                    "no daemon runs here; name a MODEL to run it in this process"
+                    "no daemon runs; give a MODEL to run it in this process"
                 };
                 Error::Usage(format!("{why}: dynamicinfer chat demo"))
             })?;
@@ -106,12 +105,12 @@ fn backend(args: &Args, settings: &Settings) -> Result<Backend> {
     Ok(Backend::Daemon(client))
 }
 
-/// The daemon if one answers; why it is not asked is said, unless there is none.
+/// The daemon if one answers; a note says why it is not used, unless none runs.
 fn asked(daemon: Result<Client>) -> Option<Client> {
     if let Err(error) = &daemon
         && !matches!(error, Error::NoDaemon(_))
     {
-        eprintln!("note: no daemon is asked: {error}");
+        eprintln!("note: the daemon is not used: {error}");
     }
     daemon.ok()
 }
@@ -130,7 +129,7 @@ fn history(settings: &Settings) -> Option<PathBuf> {
     match make() {
         Ok(()) => Some(path),
         Err(error) => {
-            eprintln!("note: lines are not remembered: {}: {error}", path.display());
+            eprintln!("note: the history of lines is not kept: {}: {error}", path.display());
             None
         }
     }
@@ -166,7 +165,7 @@ fn talk_on(talk: &mut ChatSession, remembered: usize, history: Option<&Path>) ->
                 continue;
             }
             Err(error) if is_no_text(&error) => {
-                eprintln!("that line is not UTF-8 text; it is left out");
+                eprintln!("the line is not UTF-8 text and is ignored");
                 continue;
             }
             Err(error) => return Err(broken(error)),
@@ -187,7 +186,7 @@ fn talk_on(talk: &mut ChatSession, remembered: usize, history: Option<&Path>) ->
         match command {
             None => {
                 talk.ask(&said)?;
-                // One that came when the answer was just complete was meant for it.
+                // A Ctrl-C just after the end of the answer was meant for it.
                 interrupt::take();
             }
             Some(command) => match chat_commands::run(talk, command) {
@@ -205,7 +204,7 @@ fn talk_on(talk: &mut ChatSession, remembered: usize, history: Option<&Path>) ->
 
 type LineEditor = Editor<Typed, FileHistory>;
 
-/// What has been typed of the line so far: an editor tells it only to who may have a hint for it, and forgets it on Ctrl-C.
+/// The line typed so far: an editor passes it only to its hinter, and forgets it on Ctrl-C.
 #[derive(Default)]
 struct Typed(RefCell<String>);
 
@@ -226,7 +225,7 @@ impl Highlighter for Typed {}
 impl Validator for Typed {}
 impl Helper for Typed {}
 
-/// The line that was being typed when Ctrl-C came.
+/// The line that Ctrl-C interrupted.
 fn typed(editor: &LineEditor) -> String {
     editor.helper().map_or(String::new(), |typed| typed.0.borrow().clone())
 }
@@ -245,7 +244,7 @@ fn remember(editor: &mut LineEditor, history: Option<&Path>, said: &str, forgott
     }
 }
 
-/// Bytes that came in and are no text; those behind them can still be read.
+/// Input that is not text; the input after it can still be read.
 fn is_no_text(error: &ReadlineError) -> bool {
     matches!(error, ReadlineError::Io(error) if error.kind() == std::io::ErrorKind::InvalidData)
 }
@@ -258,7 +257,7 @@ fn type_in(editor: &mut LineEditor, prompt: &str, half: &str) -> Result<rustylin
     }
     let before = rustix::termios::tcgetattr(std::io::stdin()).ok();
     let restore = move || {
-        // Where the terminal has gone there is nothing to restore.
+        // A terminal that is closed needs no restoring.
         let Some(before) = before else { return };
         let _ = rustix::termios::tcsetattr(std::io::stdin(), rustix::termios::OptionalActions::Now, &before);
         let _ = writeln!(std::io::stderr(), "\x1b[?2004l");
@@ -268,13 +267,13 @@ fn type_in(editor: &mut LineEditor, prompt: &str, half: &str) -> Result<rustylin
 
 enum TypedMessage {
     Sent(String),
-    /// Ctrl-C came before its end; what there was of it.
+    /// Ctrl-C interrupted it; its part so far.
     Dropped(String),
     /// Input ended inside.
     End,
 }
 
-/// A message in `"""` goes on over lines.
+/// A message in `"""` may have several lines.
 fn whole(editor: &mut LineEditor, first: String, terminal: bool) -> Result<TypedMessage> {
     let Some(rest) = first.trim_start().strip_prefix("\"\"\"") else { return Ok(TypedMessage::Sent(first)) };
     let mut text = rest.to_owned();
@@ -292,7 +291,7 @@ fn whole(editor: &mut LineEditor, first: String, terminal: bool) -> Result<Typed
                 eprintln!("(the message is not sent; the arrow up brings it back)");
                 return Ok(TypedMessage::Dropped(format!("{text}\n{}", typed(editor))));
             }
-            Err(error) if is_no_text(&error) => eprintln!("that line is not UTF-8 text; it is left out"),
+            Err(error) if is_no_text(&error) => eprintln!("the line is not UTF-8 text and is ignored"),
             Err(error) => return Err(Error::Failed(format!("cannot read lines: {error}"))),
         }
     }

@@ -1,9 +1,9 @@
-//! Who answers a chat: the daemon, or an engine in this process.
+//! The backend of a chat: the daemon, or an engine in this process.
 
 use super::daemon_verbs::{Asked, budget_of};
 use super::serve::ModelLoader;
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
-use crate::api::{ApiError, ServedModel, TOO_LONG, parse};
+use crate::api::{ApiError, Asker, Generates, ServedModel, TOO_LONG, parse};
 use crate::child::Wanted;
 use crate::client::{Client, until_interrupted};
 use crate::clock::Duration;
@@ -29,7 +29,7 @@ pub struct Here {
     seeds: u64,
     /// Changes the budget of the device; none without one.
     set_budget: Option<Arc<SetBudget>>,
-    /// Changes the host memory that the model may take; none where all of it is there.
+    /// Changes the host memory limit of the model; none if the whole model is in memory.
     set_ram: Option<Arc<SetBudget>>,
     at_end: Option<AtEnd>,
     /// Of the talk's keys and values.
@@ -93,7 +93,7 @@ impl Backend {
                 let mut list = client.get("/v1/models")?;
                 match list["data"].get_mut(0) {
                     Some(card) => Ok(card.take()),
-                    None => Err(Error::Usage("the daemon has no model; name one: dynamicinfer chat MODEL".into())),
+                    None => Err(Error::Usage("the daemon has no model; give one: dynamicinfer chat MODEL".into())),
                 }
             }
         }
@@ -133,7 +133,7 @@ impl Backend {
         }
     }
 
-    /// The budgets, after one was set if that is asked for; `None` where the engine is here and has not what is asked for: a device, if nothing
+    /// The budgets, after setting one if requested; `None` where the engine is here and has not what is asked for: a device, if nothing
     /// is to be set, or the memory whose budget is.
     pub fn budget(&self, asked: Asked) -> Result<Option<Value>> {
         let here = match self {
@@ -178,7 +178,7 @@ impl Here {
         };
         let request: ChatRequest = parse(request.to_string().as_bytes(), CHAT_FIELDS).map_err(refused)?;
         self.seeds = self.seeds.wrapping_add(1);
-        let prepared = request.prepare(&self.model, 0, String::new(), self.seeds).map_err(refused)?;
+        let prepared = request.prepare(&self.model, &Asker::patient(0, String::new(), self.seeds)).map_err(refused)?;
         let prepared = self.runtime.block_on(prepared.formed(0, &Wanted::always())).map_err(refused)?;
         let job = prepared.jobs.into_iter().next().expect("n is 1");
         let span = tracing::debug_span!("request", id = self.seeds, client = 0, model = self.model.name);

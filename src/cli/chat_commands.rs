@@ -16,17 +16,23 @@ pub enum Next {
     Exit,
 }
 
-const HELP: &str = "\
-/system TEXT     set the system message; without TEXT show it, /system - for none
-/set FIELD VALUE set a field of the request: temperature, top_p, seed, max_tokens, stop ...; /set FIELD - takes it back
-/show            the model, the settings of this talk and its length
-/stats           what the last answer took
-/regen           throw the last answer away and ask again
-/clear           forget the talk
-/save FILE       write the talk to a file; /load FILE reads one
-/budget [SIZE]   memory that the device may use; with SIZE set it (also: get, set SIZE; --ram SIZE for host memory)
-/policy [NAME]   which neurons are brought to the device
-/multi           a message over several lines: begin it with \"\"\" and end it so
+const HELP: &str = "/system TEXT     set the system message; without TEXT show it, /system - for none
+/set FIELD \
+     VALUE set a field of the request: temperature, top_p, seed, max_tokens, stop ...; /set FIELD - restores the \
+     default
+/show            the model, the settings and the length of this chat
+/stats           tokens and \
+     time of the last answer
+/regen           discard the last answer and repeat the question
+/clear           \
+     discard the conversation
+/save FILE       write the conversation to a file; /load FILE reads one
+/budget \
+     [SIZE]   show or set the memory budget of the device (also: get, set SIZE; --ram SIZE for host memory)
+\
+     /policy [NAME]   show or set the policy that moves neurons to the device
+/multi           a message over \
+     several lines: begin it with \"\"\" and end it so
 /exit            also /bye, /quit, Ctrl-D
 ";
 const COMMANDS: [&str; 15] = [
@@ -57,14 +63,14 @@ pub fn run(talk: &mut ChatSession, line: &str) -> Result<Next> {
         "clear" => {
             let turns = talk.turns.len();
             talk.restart(Vec::new());
-            super::print(&format!("{turns} turns are forgotten\n"))?;
+            super::print(&format!("{turns} turns are discarded\n"))?;
         }
         "system" => system(talk, rest)?,
         "set" => set(talk, rest)?,
         "show" => show(talk)?,
         "stats" => stats(talk)?,
         "regen" => {
-            let question = talk.take_back().ok_or_else(|| usage("there is no answer yet"))?;
+            let question = talk.take_back().ok_or_else(|| usage("no answer exists yet"))?;
             talk.ask(&question)?;
         }
         "save" => save(talk, rest)?,
@@ -74,7 +80,7 @@ pub fn run(talk: &mut ChatSession, line: &str) -> Result<Next> {
         other => {
             let hint =
                 nearest(other, COMMANDS.into_iter()).map_or(String::new(), |near| format!("; did you mean /{near}?"));
-            return Err(usage(format!("/{} is no command{hint} /help lists them", crate::error::excerpt(other))));
+            return Err(usage(format!("unknown command /{}{hint} /help lists all", crate::error::excerpt(other))));
         }
     }
     Ok(Next::Go)
@@ -89,11 +95,11 @@ fn system(talk: &mut ChatSession, text: &str) -> Result<()> {
         "" => super::print(&format!("{}\n", talk.system.as_deref().unwrap_or("there is none"))),
         "-" => {
             talk.system = None;
-            super::print("there is no system message now\n")
+            super::print("the system message is removed\n")
         }
         text => {
             talk.system = Some(text.to_owned());
-            super::print("the system message is set; it holds from the next answer on\n")
+            super::print("the system message is set, from the next answer on\n")
         }
     }
 }
@@ -106,7 +112,7 @@ fn set(talk: &mut ChatSession, rest: &str) -> Result<()> {
         return Err(usage(format!("'{}' cannot be set{hint}", crate::error::excerpt(field))));
     }
     match value.trim() {
-        "" => Err(usage(format!("/set {field} VALUE, or /set {field} - to take it back"))),
+        "" => Err(usage(format!("/set {field} VALUE, or /set {field} - for the default"))),
         "-" => {
             talk.set.remove(field);
             super::print(&format!("{field} is the default again\n"))
@@ -130,7 +136,7 @@ fn check(field: &str, value: &Value) -> std::result::Result<(), String> {
     let mut request = Map::new();
     request.insert(field.to_owned(), value.clone());
     let request: ChatRequest = parse(Value::from(request).to_string().as_bytes(), CHAT_FIELDS)
-        .map_err(|e| format!("{field}: {}", e.message.trim_start_matches("the request is not what it must be: ")))?;
+        .map_err(|e| format!("{field}: {}", e.message.trim_start_matches("invalid request: ")))?;
     request.check_values().map_err(|e| e.message)
 }
 
@@ -148,7 +154,7 @@ fn show(talk: &ChatSession) -> Result<()> {
 }
 
 fn stats(talk: &ChatSession) -> Result<()> {
-    let (taken, seconds) = talk.last.ok_or_else(|| usage("there is no whole answer yet"))?;
+    let (taken, seconds) = talk.last.ok_or_else(|| usage("no answer is complete yet"))?;
     super::print(&format!(
         "prompt {} tokens, {} of them from before; answer {} tokens; {seconds:.2} s, {:.1} tokens/s\n",
         taken.prompt_tokens,
@@ -164,11 +170,11 @@ fn save(talk: &ChatSession, path: &str) -> Result<()> {
     }
     let turns: Vec<Value> = talk.turns.iter().map(|(user, assistant)| json!([user, assistant])).collect();
     let text = json!({"model": talk.name, "system": talk.system, "set": talk.set, "turns": turns}).to_string();
-    // What was said is nobody else's to read.
+    // A conversation is private to its user.
     let path = Path::new(path);
     let mut options = std::fs::File::options();
     options.write(true).create(true).truncate(true).mode(0o600);
-    // A pipe that nobody reads is an error, and not waited for.
+    // A pipe without a reader is an error, and not waited for.
     let file = options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(Error::io("write", path))?;
     super::print(&format!("{} turns are in {}\n", talk.turns.len(), printable(&path.to_string_lossy())))
@@ -177,7 +183,7 @@ fn save(talk: &ChatSession, path: &str) -> Result<()> {
 fn load(talk: &mut ChatSession, path: &str) -> Result<()> {
     let path = Path::new(path);
     let text = crate::formats::read_text(path)?;
-    let bad = || Error::bad(path, "talk", "is not what /save writes");
+    let bad = || Error::bad(path, "talk", "is not a file of /save");
     let value: Value = serde_json::from_str(&text).map_err(|_| bad())?;
     let turn = |turn: &Value| Some((turn[0].as_str()?.to_owned(), turn[1].as_str()?.to_owned()));
     let turns: Option<Vec<_>> = value["turns"].as_array().ok_or_else(bad)?.iter().map(turn).collect();
@@ -187,9 +193,10 @@ fn load(talk: &mut ChatSession, path: &str) -> Result<()> {
     super::print(&format!("{} turns\n", talk.turns.len()))
 }
 
-const HERE: &str = "the model runs in this process, on the processor alone: there is no device; begin with --device cuda (or virtual) and --vram 8GiB\n";
+const HERE: &str = "the model runs in this process without a device; start with --device cuda (or virtual) and \
+     --vram 8GiB\n";
 
-const HERE_WHOLE: &str = "the model runs in this process, and all of it is in memory: there is no limit that could change; begin with --ram and less than it takes\n";
+const HERE_WHOLE: &str = "the whole model is in memory, without a limit to change; start with --ram below its size\n";
 
 fn budget(talk: &ChatSession, size: &str) -> Result<()> {
     let asked = budget_words(size).map_err(usage)?;
@@ -205,6 +212,6 @@ fn policy(talk: &ChatSession, name: &str) -> Result<()> {
     let method = if body.is_some() { "PUT" } else { "GET" };
     match talk.backend.ask(method, "/v1/x/policy", body.as_ref())? {
         Some(policy) => super::print(&format!("{}\n", printable(policy["policy"].as_str().unwrap_or_default()))),
-        None => super::print("the model runs in this process, whose policy is set when it begins: --policy NAME\n"),
+        None => super::print("the model runs in this process, whose policy is fixed at the start: --policy NAME\n"),
     }
 }

@@ -8,14 +8,14 @@ use crate::interrupt;
 use serde_json::{Map, Value, json};
 
 const MAX_TOKENS: &str = "max_tokens";
-/// Shares of the context. What is said so far takes at most the first, and an answer at most the second where nobody says how long it may
-/// be: a model that finds no end would leave no room for the next question, and an eighth is left for it.
+/// Shares of the context. The conversation so far takes at most the first, and an answer without a limit at most the second: a model that
+/// finds no end would leave no room for the next question, and an eighth is left for it.
 const MAX_SAID: f64 = 0.625;
 const MAX_ANSWER: f64 = 0.25;
-/// So much is left of what was said when turns have to leave: the keys of what stays are then found again for some turns.
+/// The share of the conversation that remains when turns are dropped: the keys of the rest can then be reused for some turns.
 const KEPT: f64 = 0.375;
 
-/// What was said so far, and with whom.
+/// The conversation so far, and its model.
 pub struct ChatSession {
     pub backend: Backend,
     pub name: String,
@@ -42,7 +42,7 @@ impl ChatSession {
         messages
     }
 
-    /// Asks, and prints the answer as it comes. An answer that was cut by Ctrl-C is kept as far as it came.
+    /// Sends the question, and prints the answer as it streams. An answer interrupted by Ctrl-C is kept in part.
     pub fn ask(&mut self, question: &str) -> Result<()> {
         let start = clock::now();
         let before = self.left_out;
@@ -57,8 +57,8 @@ impl ChatSession {
         super::print("\n")?;
         if self.left_out > before {
             eprintln!(
-                "(the first {} of {} turns are left out from here on: the talk is longer than the model's context of {} tokens; /clear \
-                 begins anew)",
+                "(the first {} of {} turns are dropped: the conversation exceeds the model's context of {} \
+                 tokens; /clear starts a new one)",
                 self.left_out,
                 self.turns.len(),
                 self.context
@@ -78,7 +78,8 @@ impl ChatSession {
             Err(Error::TooLong(why)) => {
                 eprintln!("{why}");
                 eprintln!(
-                    "(this message alone is too long, whatever was said before; send less of it at a time, or /clear to begin anew)"
+                    "(this message alone exceeds the context; send it in parts, or /clear to start a new \
+                     conversation)"
                 );
                 return Ok(());
             }
@@ -91,7 +92,7 @@ impl ChatSession {
         Ok(())
     }
 
-    /// The answer as far as it came, printed meanwhile, and how it ended.
+    /// The answer or its part, printed meanwhile, and how it ended.
     fn answer_to(&mut self, question: &str) -> (String, Result<Taken>) {
         let most = (self.context as f64 * MAX_ANSWER).max(1.0) as u64;
         let mut request = json!({"messages": self.messages(question), (MAX_TOKENS): most});

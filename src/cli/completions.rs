@@ -1,3 +1,4 @@
+use super::help::for_man_pages;
 use crate::error::{Error, Result};
 use clap::Command;
 use clap_complete::Shell;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     #[arg(value_name = "SHELL|man")]
     of: Of,
-    /// Directory to write man pages to, one for each verb; it is made if it is not there
+    /// Directory to write man pages to, one for each verb; it is created if missing
     #[arg(required_if_eq("of", "man"))]
     dir: Option<PathBuf>,
 }
@@ -27,15 +28,15 @@ enum Of {
     Man,
 }
 
-/// Of a program with this command line.
-pub fn run(args: Args, command: Command) -> Result<()> {
+/// Completes or documents a program with this command line and these examples.
+pub fn run(args: Args, command: Command, examples: &'static str) -> Result<()> {
     let shell = match args.of {
         Of::Bash => Shell::Bash,
         Of::Elvish => Shell::Elvish,
         Of::Fish => Shell::Fish,
         Of::Powershell => Shell::PowerShell,
         Of::Zsh => Shell::Zsh,
-        Of::Man => return pages(command, &args.dir.expect("clap asks for it")),
+        Of::Man => return pages(for_man_pages(command, examples), &args.dir.expect("clap asks for it")),
     };
     match args.dir {
         Some(dir) => {
@@ -55,6 +56,5 @@ fn script(mut command: Command, shell: Shell) -> Result<()> {
 
 fn pages(command: Command, dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    clap_mangen::generate_to(super::help::without_help_verbs(command), dir)
-        .map_err(Error::io("write man pages to", dir))
+    clap_mangen::generate_to(command, dir).map_err(Error::io("write man pages to", dir))
 }

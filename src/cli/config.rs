@@ -6,10 +6,10 @@ use comfy_table::Table;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Show the settings, and where each comes from
+/// Show the settings, and the origin of each
 ///
-/// A flag wins over the environment (DYNAMICINFER_SERVE_QUEUE=8), that over ~/.config/dynamicinfer/config.toml, that over
-/// /etc/dynamicinfer/config.toml, that over the default.
+/// Flags override the environment (DYNAMICINFER_SERVE_QUEUE=8), which overrides ~/.config/dynamicinfer/config.toml, which overrides
+/// /etc/dynamicinfer/config.toml, which overrides the defaults.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -18,18 +18,18 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Every setting as it is now
+    /// Show every setting with its current value
     Show {
-        /// Say where each value comes from
+        /// Show the origin of each value
         #[arg(long)]
         origin: bool,
         #[arg(long)]
         json: bool,
-        /// Settings file to read beside the user's and the system's
+        /// Settings file to read besides the user's and the system's
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
-    /// A settings file with every key, its meaning and its default
+    /// Print a settings file with every key, its meaning and its default
     Default,
 }
 

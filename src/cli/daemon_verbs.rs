@@ -53,7 +53,7 @@ pub fn ps(args: Ps) -> Result<()> {
     }
     let file = match state["models"][0]["file"].as_str() {
         Some(what @ ("replaced" | "removed")) => {
-            format!("its file was {what} since it was loaded: the old weights go on until it is loaded again\n")
+            format!("its file was {what} after loading: the old weights remain in use until the next load\n")
         }
         _ => String::new(),
     };
@@ -65,47 +65,54 @@ pub fn ps(args: Ps) -> Result<()> {
     }
 }
 
-/// Load a model into the daemon, in the place of what it has
+/// Load a model into the daemon, replacing its current one
 #[derive(clap::Args)]
 pub struct LoadArgs {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
+    /// Hugging Face directory, .gguf, .neurons file, name from `ls`, or `demo`
     model: String,
     /// Tokens of a prompt and its answer together [default: the model's, at most 4096]
     #[arg(short, long = "ctx-size", value_name = "N")]
     context: Option<u64>,
-    /// Type of the weights when the model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and so on, a mix such as q4_k_m, or
-    /// clusters
-    #[arg(long, value_parser = checked::<Types>)]
+    /// Type of the weights if the model must be packed: f16, q8_0, q4_k_m ... [default: the model's own]
+    ///
+    /// f32, f16, q8_0, q4_0, q4_k, q6_k, GGUF's other types, a mix such as q4_k_m, or clusters.
+    #[arg(long, value_name = "TYPE", value_parser = checked::<Types>)]
     quant: Option<String>,
-    /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), drelu, silu and so on
-    #[arg(long, value_parser = |text: &str| parse_activation(text).map(|_| text.to_owned()))]
+    /// Activation function of a model that names none or a wrong one: relu, fatrelu(0.01), drelu, silu and others
+    #[arg(long, value_name = "NAME", value_parser = |text: &str| parse_activation(text).map(|_| text.to_owned()))]
     activation: Option<String>,
-    /// Threads to compute with [default: one per core, one less beside a card whose scheduler has no hyperthread]
-    #[arg(short, long)]
+    /// Threads to compute with [default: one per core]
+    ///
+    /// With a GPU, one less if the processor has no hyperthread for the scheduler.
+    #[arg(short, long, value_name = "N")]
     threads: Option<u64>,
-    /// How keys and values are stored: f16 or f32
-    #[arg(long, ignore_case = true, value_parser = ["f16", "f32"])]
+    /// Type of the key/value cache [default: f16]
+    #[arg(long, value_name = "TYPE", ignore_case = true, value_parser = ["f16", "f32"])]
     kv: Option<String>,
-    /// How exact prompts of more than 32 tokens are computed: exact, int8 or int8-per-tensor
-    #[arg(long, ignore_case = true, value_parser = ["exact", "int8", "int8-per-tensor"])]
+    /// Precision of prompts of more than 32 tokens on the processor [default: int8]
+    #[arg(long, value_name = "PRECISION", ignore_case = true, value_parser = ["exact", "int8", "int8-per-tensor"])]
     prefill: Option<String>,
-    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a model that needs more, neurons or experts stay on disk until they are needed
+    /// Host memory limit, such as 32GiB; neurons that exceed it are read from disk
+    ///
+    /// It covers weights, keys and values. In a mixture of experts whole experts stay on disk until they are needed.
     #[arg(long, value_name = "SIZE", value_parser = checked_size)]
     ram: Option<String>,
-    /// What tells which neurons a token needs: dense (all), exact, sign, mlp or auto; by layer as `mlp,dense@0,exact@3-5`
-    #[arg(long, value_name = "KIND[@LAYERS],...", value_parser = checked::<PredictorChoice>)]
+    /// Predictor that selects the neurons of each token: dense (all), exact, sign, mlp or auto
+    ///
+    /// By layer: `mlp,dense@0,exact@3-5`.
+    #[arg(long, value_name = "KIND", value_parser = checked::<PredictorChoice>)]
     predictor: Option<String>,
-    /// Where neurons may lie beside main memory: cpu is nowhere else; cuda is an NVIDIA card; auto is a card if there is one
+    /// Device that computes besides the processor: cpu (none), cuda, auto or virtual [default: cpu]
     #[arg(long, ignore_case = true, value_parser = ["cpu", "cuda", "auto", "virtual"])]
     device: Option<String>,
-    /// Room on the device for everything: 8GiB, 8G, 8GB, 8192MiB or bytes [default of cuda: most of what is free]
+    /// Memory budget on the device, such as 8GiB [default for cuda: most of the free memory]
     #[arg(long, value_name = "SIZE", value_parser = checked_size)]
     vram: Option<String>,
-    /// What moves while a text is generated [default: full]
+    /// Migration policy during decoding: static, micro, macro, full, lru ... [default: full]
     #[arg(long, value_name = "POLICY", value_parser = checked::<Policy>)]
     policy: Option<String>,
-    /// Temperature of requests that name none
-    #[arg(long)]
+    /// Temperature of requests that set none
+    #[arg(long, value_name = "T")]
     temp: Option<f32>,
     #[command(flatten)]
     socket: SocketArgs,
@@ -157,7 +164,7 @@ pub fn load(args: LoadArgs) -> Result<()> {
 /// Unload the daemon's model, or end the daemon
 #[derive(clap::Args)]
 pub struct StopArgs {
-    /// End the daemon itself; running answers may end first
+    /// End the daemon itself, after its running answers
     #[arg(long)]
     daemon: bool,
     #[command(flatten)]
@@ -167,7 +174,7 @@ pub struct StopArgs {
 pub fn stop(args: StopArgs) -> Result<()> {
     if !args.daemon {
         args.socket.connect()?.long("POST", "/v1/x/models/unload", None)?;
-        eprintln!("the model is unloaded; the daemon goes on");
+        eprintln!("the model is unloaded; the daemon still runs");
         return Ok(());
     }
     let path = args.socket.path(&read(None)?);
@@ -176,7 +183,7 @@ pub fn stop(args: StopArgs) -> Result<()> {
     Ok(())
 }
 
-/// Asks the daemon at `path` to end: the process that listens there, as the kernel says. A file could name any process.
+/// Asks the daemon at `path` to end: the process that the kernel reports as listening there. A file could name any process.
 fn end(path: &Path) -> Result<Pid> {
     let Some(peer) = socket::listener(path) else {
         return Err(Error::NoDaemon(format!("no daemon runs at {}", path.display())));
@@ -185,12 +192,12 @@ fn end(path: &Path) -> Result<Pid> {
     if !socket::is_held(path)? {
         // Of a socket that systemd has handed over, the kernel names systemd.
         return Err(Error::NoDaemon(format!(
-            "what listens at {at} (process {pid}) has no lock there and is left alone; end it with who started it: systemctl stop"
+            "process {pid} listens at {at}, but holds no lock there; stop it with the program that started it, such as systemctl stop"
         )));
     }
     if peer.uid != rustix::process::geteuid() {
         let user = peer.uid.as_raw();
-        return Err(Error::Failed(format!("process {pid} at {at} is user {user}'s; only that user ends it")));
+        return Err(Error::Failed(format!("process {pid} at {at} belongs to user {user}; only that user can end it")));
     }
     // A process of another namespace has the number 0 here, which would be this process's own group: that has no descriptor.
     let process = pidfd_open(peer.pid, PidfdFlags::empty());
@@ -199,16 +206,16 @@ fn end(path: &Path) -> Result<Pid> {
     Ok(peer.pid)
 }
 
-/// Show or set how much memory the daemon takes, device or host
+/// Show or set the daemon's memory budgets, device or host
 ///
-/// budget, budget get, budget 6GiB and budget set 6GiB are about the device; budget --ram 2GiB and budget set --ram 2GiB about host memory, of a
-/// model that was loaded with --ram. They are the words that /budget takes in a chat.
+/// budget, budget get, budget 6GiB and budget set 6GiB concern the device; budget --ram 2GiB and budget set --ram 2GiB concern the host memory
+/// of a model that was loaded with --ram. In a chat, /budget takes the same words.
 #[derive(clap::Args)]
 pub struct BudgetArgs {
     /// get, or set SIZE, or SIZE alone: 6GiB, 6G, 6GB, 6144MiB or bytes
     #[arg(value_name = "WORDS", num_args = 0..=3)]
     words: Vec<String>,
-    /// Host memory that the model may take, as --ram of `serve` counts it: 2GiB, 2G or bytes
+    /// Host memory limit of the model, as --ram of `serve`: 2GiB, 2G or bytes
     #[arg(long, value_name = "SIZE", value_parser = checked_size, allow_hyphen_values = true)]
     ram: Option<String>,
     /// Machine-readable
@@ -229,22 +236,24 @@ pub enum Asked {
     Ram(u64),
 }
 
-/// What the words of `budget` and /budget ask for.
+/// The request in the words of `budget` and /budget.
 pub fn budget_words(words: &str) -> std::result::Result<Asked, String> {
     let words = words.replace("--ram=", "--ram ");
     let words: Vec<&str> = words.split_whitespace().collect();
     match words[..] {
         [] | ["get"] => Ok(Asked::Show),
-        ["set"] => Err("set what? take a size: set 6GiB, or set --ram 2GiB".into()),
-        ["--ram"] | ["set", "--ram"] => Err("--ram takes a size: set --ram 2GiB".into()),
+        ["set"] => Err("set needs a size: set 6GiB, or set --ram 2GiB".into()),
+        ["--ram"] | ["set", "--ram"] => Err("--ram needs a size: set --ram 2GiB".into()),
         ["set", "--ram", ref size @ ..] | ["--ram", ref size @ ..] => size::parse(&size.join(" ")).map(Asked::Ram),
-        [.., "--ram", _] => Err("set the device's budget and that of host memory one after the other".into()),
+        [.., "--ram", _] => {
+            Err("only one budget can be set at a time: the device's, or with --ram the host memory's".into())
+        }
         ["set", ref size @ ..] => size::parse(&size.join(" ")).map(Asked::Vram),
         ref size => size::parse(&size.join(" ")).map(Asked::Vram),
     }
 }
 
-/// The daemon's budgets, after one was set if that is asked for.
+/// The daemon's budgets, after setting one if requested.
 ///
 /// # Errors
 /// Where there is no such memory with a budget, [`Error::Failed`] with how to get one; the client's.
@@ -256,15 +265,16 @@ pub fn budget_of(client: &Client, asked: Asked) -> Result<Value> {
         Asked::Vram(vram) if now["device"].is_null() => {
             let source = source()?;
             return Err(Error::Failed(format!(
-                "{NO_DEVICE}; load it with one: dynamicinfer load {source} --device cuda --vram {vram} (an NVIDIA card; `doctor` says \
-                 whether one can be used, `plan {source} --vram {vram}` what it would hold)"
+                "{NO_DEVICE}; load it with one: dynamicinfer load {source} --device cuda --vram {vram} (an NVIDIA \
+                 GPU; `doctor` checks it, `plan {source} --vram {vram}` shows what fits)"
             )));
         }
         Asked::Ram(ram) if now["ram_budget_bytes"].is_null() => {
             let all = now["model_bytes"].as_u64().unwrap_or(0) + now["kv_bytes"].as_u64().unwrap_or(0);
             let limit = if ram < all { ram.to_string() } else { "SIZE".into() };
             return Err(Error::Failed(format!(
-                "{NO_RAM_LIMIT} ({} with keys and values); for less load it with a limit: dynamicinfer load {} --ram {limit} (or start serve with --ram)",
+                "{NO_RAM_LIMIT} ({} with keys and values); load it with a limit: dynamicinfer load {} --ram \
+                 {limit} (or start serve with --ram)",
                 super::human_bytes(all),
                 source()?
             )));
@@ -276,9 +286,8 @@ pub fn budget_of(client: &Client, asked: Asked) -> Result<Value> {
 }
 
 /// Why there is no budget to set.
-pub const NO_DEVICE: &str = "the model runs on the CPU alone: there is no device whose memory could have a budget";
-const NO_RAM_LIMIT: &str = "the model lies in host memory as a whole: there is no limit that could change, which only a model has that was \
-                            loaded with less memory than it takes";
+pub const NO_DEVICE: &str = "the model runs on the CPU alone, without a device budget";
+const NO_RAM_LIMIT: &str = "the whole model is in host memory, without a limit to change";
 
 pub fn budget(args: BudgetArgs) -> Result<()> {
     let ram = args.ram.iter().flat_map(|ram| ["--ram", ram]);

@@ -1,8 +1,9 @@
-//! `--device`, `--vram` and what belongs to them, as typed.
+//! `--device`, `--vram` and the other options of a device.
 
 use super::lab_arg::{LabArgs, LabOptions, PROGRAM};
 use super::settings_arg::{chosen, is_of_load};
 use super::size;
+use crate::cache::{PerTier, Tier};
 use crate::device::Tiles;
 use crate::error::{Error, Result};
 use crate::open::{DeviceKind, DeviceOptions, LookaheadOn, Placement};
@@ -13,61 +14,78 @@ use std::path::PathBuf;
 
 #[derive(Args, Clone, PartialEq)]
 pub struct DeviceArgs {
-    /// Where neurons may lie beside main memory: cpu is nowhere else; cuda is an NVIDIA card; auto is a card if there is one that
-    /// can be used; virtual is host memory with a budget and a clock, for tests and experiments: its results are real, its times are not
-    /// [default: cpu]
-    #[arg(long, value_enum, ignore_case = true)]
+    /// Device that computes besides the processor: cpu (none), cuda, auto or virtual [default: cpu]
+    ///
+    /// cuda is an NVIDIA GPU; auto is a GPU if a usable one exists; virtual is host memory with a budget and a clock, for tests and
+    /// experiments: its results are real, its times are not.
+    #[arg(long, value_name = "DEVICE", hide_possible_values = true, value_enum, ignore_case = true)]
     pub device: Option<DeviceArg>,
-    /// Room on the device for everything: 8GiB, 8GB, 8192MiB or bytes (`dynamicinfer plan` shows what it holds) [default of cuda:
-    /// most of what is free]
+    /// Memory budget on the device, such as 8GiB [default for cuda: most of the free memory]
+    ///
+    /// It covers everything on the device, to the byte: 8GiB, 8GB, 8192MiB or bytes. `dynamicinfer plan` shows what it holds.
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub vram: Option<u64>,
-    /// Share of the neurons that may be on the device, above 0 to 1; without --vram it alone sets the budget
+    /// Largest share of the neurons on the device, above 0 to 1; without --vram it sets the budget
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     pub ffn_share: Option<f64>,
-    /// Neurons that begin on the device: static (the plan's), none, or a file of `plan -o`
+    /// Neurons on the device at the start: static (the plan's), none, or a file from `plan -o`
     #[arg(long, value_name = "POLICY|FILE", default_value = "static")]
     pub placement: PathBuf,
-    /// Machine that the virtual device stands for: a profile of `measure --save`, or a .toml file
+    /// Machine that the virtual device imitates: a profile from `measure --save`, or a .toml file
     #[arg(long, value_name = "NAME")]
     pub machine: Option<PathBuf>,
-    /// What moves while a text is generated [default: full]
-    #[arg(long, value_name = "POLICY", ignore_case = true, value_parser = super::policy_arg::names())]
+    /// Migration policy during decoding: static, micro, macro, full, lru ... [default: full]
+    ///
+    /// It decides which neurons move to the device while a text is generated.
+    #[arg(long, value_name = "POLICY", hide_possible_values = false, ignore_case = true, value_parser = super::policy_arg::names())]
     pub policy: Option<Policy>,
-    /// Start a layer's kernels and copies with a few calls of the driver instead of one each (CUDA graphs). Off: on the
-    /// one card that was measured large models gained nothing by it
-    #[arg(long, value_enum, ignore_case = true, default_value_t = Switch::Off)]
+    /// Launch a layer's kernels and copies as CUDA graphs; on the one GPU measured, large models gain nothing
+    #[arg(long, value_name = "SWITCH", value_enum, ignore_case = true, default_value_t = Switch::Off)]
     pub graphs: Switch,
-    /// Let a card's tensor cores multiply prompts of more than 32 tokens: auto if they are faster on this card, for
-    /// q8_0 and q4_0, where that changes no bit, and for f16, whose inputs are then rounded to f16, but with --prefill exact or
-    /// --deterministic; on always
-    #[arg(long, value_enum, ignore_case = true, default_value_t = TensorCores::Auto)]
+    /// Use the GPU's tensor cores for prompts of more than 32 tokens
+    ///
+    /// auto: if they are faster on this GPU, for q8_0 and q4_0 (bit-identical) and for f16 (inputs are rounded to f16; not with --prefill
+    /// exact or --deterministic). on: always.
+    #[arg(long, value_name = "SWITCH", value_enum, ignore_case = true, default_value_t = TensorCores::Auto)]
     pub tensor_cores: TensorCores,
-    /// Tokens of a prompt that go through together: 256, 512 or 1024. What is not on the device is copied there for as many; their
-    /// activations take room there [default: as many as take little of it, if something is to be copied; 256 with --deterministic, and in
-    /// the daemon then no more]
+    /// Tokens of a prompt chunk: 256, 512 or 1024
+    ///
+    /// Weights outside the device are copied there once a chunk; larger chunks need more device memory for activations. By default the
+    /// largest size whose activations take little of the budget, if anything is copied; 256 with --deterministic.
     #[arg(long, value_name = "TOKENS", hide_short_help = true)]
     pub prompt_chunk: Option<usize>,
-    /// Layers that the scheduler looks ahead [default: 2 where the predictor was made for that, else 1]
+    /// Layers ahead that the scheduler prefetches [default: 2 if the predictor was made for that, else 1]
     #[arg(long, value_name = "LAYERS")]
     pub lookahead: Option<usize>,
-    /// Who predicts the layers ahead: the scheduler on a core of its own, or the device, which takes memory there. With --ahead as
-    /// large as --lookahead, one prediction serves for both
+    /// Processor that predicts the layers ahead: the scheduler's own core, or the device, which needs memory for it. With --ahead as
+    /// large as --lookahead, one prediction serves both
     #[arg(long, value_enum, default_value_t = LookaheadOnArg::Scheduler, hide_short_help = true)]
     pub lookahead_on: LookaheadOnArg,
-    /// One threshold for device and CPU, so that the text does not depend on what lies where; in the daemon nothing moves, either, so
-    /// that it does not in its last digits
+    /// Make output independent of placement: one threshold for CPU and device
+    ///
+    /// The daemon also disables migration, so that results match bit for bit.
     #[arg(long)]
     pub deterministic: bool,
-    /// Without an activation profile, neither use what earlier runs have learnt about how often neurons are active nor learn from this one
+    /// Neither use nor update the activation counts of earlier runs
     #[arg(long, alias = "no-history")]
     pub no_learn: bool,
-    /// What only the laboratory's program offers.
+    /// Options of `dynamicinfer-lab` only.
     #[command(flatten)]
     pub lab: LabOptions,
 }
 
-/// As nothing was typed.
+/// A probability as a threshold; below 0, as the paper's -1, every neuron reaches it.
+pub fn parse_theta(text: &str) -> std::result::Result<f32, String> {
+    let theta: f32 = text.parse().map_err(|_| format!("'{text}' is no number"))?;
+    if theta <= 1.0 { Ok(theta.max(0.0)) } else { Err("take a probability, at most 1".into()) }
+}
+
+/// The pair of thresholds that was typed.
+pub fn thetas(device: Option<f32>, cpu: Option<f32>) -> Option<PerTier<f32>> {
+    Some(PerTier::all(cpu?).with(Tier::Device, device?))
+}
+
+/// The options where none is given.
 impl Default for DeviceArgs {
     fn default() -> DeviceArgs {
         DeviceArgs {
@@ -127,23 +145,21 @@ impl DeviceArgs {
         }
     }
 
-    /// What was typed, and for device, budget and policy what the settings say where nothing was.
+    /// The options given, and settings for device, budget and policy where none is given.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a setting that is none.
+    /// [`Error::Usage`] for an invalid setting.
     pub fn or_settings(&self, settings: &Settings) -> Result<DeviceArgs> {
         let device = chosen(settings, "engine.device", self.device, |text| DeviceArg::from_str(text, true))?;
         let mut args = DeviceArgs { device, ..self.clone() };
-        // Looked at without a device, too: a setting that is none is refused by every verb.
+        // Parsed without a device, too: every verb rejects an invalid setting.
         let vram = chosen(settings, "engine.vram", self.vram, size::parse)?;
         let policy = chosen(settings, "engine.policy", self.policy, str::parse)?;
         if device.is_none_or(|device| device == DeviceArg::Cpu) {
             if let Some(key) = ["engine.vram", "engine.policy"].into_iter().find(|key| is_of_load(settings, key)) {
-                return Err(Error::Usage(format!(
-                    "{key} is about a device; load it with engine.device, too (--device cuda)"
-                )));
+                return Err(Error::Usage(format!("{key} needs a device; set engine.device, too (--device cuda)")));
             }
-            // `load` may ask for the processor alone where the daemon was started with a device.
+            // `load` may request the processor alone of a daemon that was started with a device.
             let plain = DeviceArgs { deterministic: self.deterministic, ..DeviceArgs::default() };
             return Ok(if is_of_load(settings, "engine.device") { plain } else { args });
         }
@@ -155,10 +171,10 @@ impl DeviceArgs {
         Ok(args)
     }
 
-    /// What was typed; `None` for the processor alone.
+    /// The options given; `None` for the processor alone.
     ///
     /// # Errors
-    /// [`Error::Usage`] for what is about a device where there is to be none.
+    /// [`Error::Usage`] for an option about a device without a device.
     pub fn options(&self) -> Result<Option<DeviceOptions>> {
         let kind = match self.device.unwrap_or(DeviceArg::Cpu) {
             DeviceArg::Cpu => return self.check_nothing_is_about_a_device().map(|()| None),
@@ -198,10 +214,11 @@ impl DeviceArgs {
             fail_after: self.lab.fail_after,
             wall_clock: self.lab.wall_clock,
             printed_loss: self.lab.printed_loss,
+            thetas: thetas(self.lab.theta_gpu, self.lab.theta_cpu),
         }))
     }
 
-    /// As [`DeviceArgs::options`], for a verb that measures: it uses what was learnt, and nothing is learnt from its texts.
+    /// As [`DeviceArgs::options`], for a verb that measures: it uses the activation counts and does not update them.
     ///
     /// # Errors
     /// As [`DeviceArgs::options`].
@@ -226,11 +243,12 @@ impl DeviceArgs {
             ("--barrier", self.lab.barrier),
             ("--wall-clock", self.lab.wall_clock),
             ("--printed-loss", self.lab.printed_loss),
+            ("--theta-gpu", self.lab.theta_gpu.is_some()),
             ("--graphs on", self.graphs == Switch::On),
             ("--tensor-cores on", self.tensor_cores == TensorCores::On),
         ];
         match said.iter().find(|(_, said)| *said) {
-            Some((name, _)) => Err(Error::Usage(format!("{name} is about a device; add --device cuda (or virtual)"))),
+            Some((name, _)) => Err(Error::Usage(format!("{name} needs a device; add --device cuda (or virtual)"))),
             None => Ok(()),
         }
     }

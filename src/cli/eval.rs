@@ -58,7 +58,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     if let Some(context) = args.context.filter(|&context| context < 2) {
-        return Err(Error::Usage(format!("-c {context}: a window needs at least two tokens")));
+        return Err(Error::Usage(format!("-c {context}: a window needs at least 2 tokens")));
     }
     let options = EngineOptions {
         context: args.context,
@@ -119,7 +119,7 @@ fn score(
     };
     if args.prompt >= context {
         return Err(Error::Usage(format!(
-            "--prompt {}: a window of {context} has room for nothing behind it; raise -c",
+            "--prompt {}: it fills the window of {context} tokens; lower it, or raise -c",
             args.prompt
         )));
     }
@@ -170,7 +170,7 @@ fn score(
     sparse.layers.iter().enumerate().for_each(|(l, shares)| row(l.to_string(), shares));
     row("all".into(), &sparse.shares);
     super::print(&format!(
-        "{}: perplexity {:+.2} % beside {:.3} dense, same likeliest token {}, KL {:.5} nats/token\n{table}\n",
+        "{}: perplexity {:+.2} % against {:.3} dense, same likeliest token {}, KL {:.5} nats/token\n{table}\n",
         sparse.predictor,
         100.0 * (result.perplexity / sparse.dense_perplexity - 1.0),
         sparse.dense_perplexity,
@@ -193,7 +193,7 @@ pub fn tokens_of(model: &Model, file: &Path) -> Result<Vec<u32>> {
     let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
     let tokens = tokenizer.encode_prompt(&read_text(file)?, Special::AsText)?;
     if tokens.is_empty() {
-        return Err(Error::Usage(format!("--text {}: there is nothing in it", printable(&file.to_string_lossy()))));
+        return Err(Error::Usage(format!("--text {}: the file is empty", printable(&file.to_string_lossy()))));
     }
     Ok(tokens)
 }
@@ -216,5 +216,5 @@ pub fn read_text(path: &Path) -> Result<String> {
 
 fn read_ids(path: &Path) -> Result<Vec<u32>> {
     serde_json::from_value(read_json(path, MAX_TEXT)?)
-        .map_err(|e| Error::Usage(format!("{}: not an array of token ids: {e}", path.display())))
+        .map_err(|e| Error::Usage(format!("{}: it is not a JSON array of token ids: {e}", path.display())))
 }

@@ -8,19 +8,19 @@ use crate::machine::measure_card;
 use crate::open::cuda::{device, error};
 use serde_json::json;
 
-/// Check a card's kernels beside the CPU's, and time them
+/// Compare a GPU's kernels with the CPU's, and time them
 ///
-/// Needs some 4 GiB of the card. `tools/gpu_check` runs this and everything else that wants a card, and keeps the results.
+/// Needs about 4 GiB of GPU memory. `tools/gpu_check` runs this and all other checks that need a GPU, and keeps the results.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only compare; no times
+    /// Only compare, without timing
     #[arg(long)]
     no_speed: bool,
     #[arg(long)]
     json: bool,
 }
 
-/// More than twice this is gone through between two reads of the same bytes: no card has a larger L2 yet.
+/// More than twice this is read between two reads of the same bytes: no GPU has a larger L2 yet.
 const L2_BYTES: u64 = 128 << 20;
 
 pub fn run(args: Args) -> Result<()> {
@@ -80,11 +80,11 @@ pub fn run(args: Args) -> Result<()> {
         super::print(&text)?;
     }
     if left != 0 {
-        return Err(Error::Failed(format!("{left} bytes of the card were not given back")));
+        return Err(Error::Failed(format!("{left} bytes of GPU memory were not freed")));
     }
     if wrong > 0 {
         return Err(Error::Failed(format!(
-            "{wrong} of {} kernels are wrong on this card; please report it",
+            "{wrong} of {} kernels give wrong results on this GPU; please report it",
             rows.len()
         )));
     }

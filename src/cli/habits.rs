@@ -8,18 +8,15 @@ pub const LAB_VERBS: [&str; 6] = ["synth", "record", "replay", "simulate", "expe
 
 /// Flags as llama.cpp and its like have them, and the answer to each.
 const ANSWERS: [(&[&str], &str); 7] = [
-    (&["-m", "--model"], "the model stands by itself, without a flag: dynamicinfer run MODEL \"Once upon a time\""),
+    (&["-m", "--model"], "the model needs no flag: dynamicinfer run MODEL \"Once upon a time\""),
     (&["-p", "--prompt"], "the prompt follows the model, without a flag: dynamicinfer run MODEL \"Once upon a time\""),
-    (&["-f", "--file"], "a prompt in a file comes through a pipe: dynamicinfer run MODEL < FILE"),
+    (&["-f", "--file"], "a prompt in a file is read from stdin: dynamicinfer run MODEL < FILE"),
     (
         &["-ngl", "--n-gpu-layers", "--gpu-layers"],
-        "neurons lie on the card, not layers, and as many as fit: take --device cuda, with --vram 8GiB for less than all of it; \
-         `dynamicinfer plan MODEL --vram 8GiB` shows what fits",
+        "the GPU holds neurons, not layers, as many as fit: use --device cuda, with --vram 8GiB to limit its \
+         memory; `dynamicinfer plan MODEL --vram 8GiB` shows what fits",
     ),
-    (
-        &["-cnv", "--conversation", "-i", "--interactive"],
-        "to talk to a model take another verb: dynamicinfer chat MODEL",
-    ),
+    (&["-cnv", "--conversation", "-i", "--interactive"], "a conversation is another verb: dynamicinfer chat MODEL"),
     (&["-sys", "--system-prompt"], "the system message is --system TEXT"),
     (&["--host", "--port"], "an address is one option: dynamicinfer serve MODEL --listen 127.0.0.1:8080"),
 ];
@@ -63,6 +60,6 @@ pub fn answer(command: &Command, args: &[String]) -> Option<String> {
             return None;
         }
         let is_own = verb.is_some_and(|verb| verb.get_arguments().any(own));
-        (!is_own).then(|| format!("{name} is no option here: {answer}"))
+        (!is_own).then(|| format!("unknown option {name}: {answer}"))
     })
 }

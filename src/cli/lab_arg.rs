@@ -1,6 +1,7 @@
 //! Options of the laboratory's program alone: what reproduces papers, and what breaks a device on purpose. They are part of the same
 //! [`DeviceArgs`](super::device_arg::DeviceArgs); the laboratory adds them to its verbs ([`with_lab_options`]), the product does not.
 
+use super::device_arg::parse_theta;
 use super::size;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use std::ops::Deref;
@@ -37,6 +38,12 @@ pub struct LabArgs {
     /// Balance thresholds by 1 - p, as the paper prints the loss of a neuron left out, to see what that does
     #[arg(long)]
     pub printed_loss: bool,
+    /// Under a policy that balances thresholds, set the device's instead: the probability from which on it computes a neuron
+    #[arg(long, value_name = "PROBABILITY", requires = "theta_cpu", value_parser = parse_theta, allow_hyphen_values = true)]
+    pub theta_gpu: Option<f32>,
+    /// The same of the CPU
+    #[arg(long, value_name = "PROBABILITY", requires = "theta_gpu", value_parser = parse_theta, allow_hyphen_values = true)]
+    pub theta_cpu: Option<f32>,
 }
 
 /// As nothing was typed.
@@ -50,6 +57,8 @@ impl Default for LabArgs {
             fail_after: None,
             wall_clock: false,
             printed_loss: false,
+            theta_gpu: None,
+            theta_cpu: None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How `serve` and `chat` open a model, as typed; what was not typed, the settings say.
+//! Options of `serve` and `chat` for opening a model; the settings give the others.
 
 use super::device_arg::DeviceArgs;
 use super::model_arg::{KvArg, PrefillArg, parse_activation};
@@ -17,22 +17,28 @@ pub struct LoaderArgs {
     /// Tokens of a prompt and its answer together [default: the model's, at most 4096]
     #[arg(short, long = "ctx-size", value_name = "N")]
     pub context: Option<u64>,
-    /// Type of the weights when a model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and so on, or a mix such as q4_k_m
-    #[arg(long)]
+    /// Type of the weights if a model must be packed: f16, q8_0, q4_k_m ... [default: the model's own]
+    ///
+    /// f32, f16, q8_0, q4_0, q4_k, q6_k, GGUF's other types, or a mix such as q4_k_m.
+    #[arg(long, value_name = "TYPE")]
     pub quant: Option<Types>,
-    /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), drelu, silu and so on
-    #[arg(long, value_parser = parse_activation)]
+    /// Activation function of a model that names none or a wrong one: relu, fatrelu(0.01), drelu, silu and others
+    #[arg(long, value_name = "NAME", value_parser = parse_activation)]
     pub activation: Option<NamedActivation>,
-    /// Threads to compute with [default: one per core, one less beside a card whose scheduler has no hyperthread]
-    #[arg(short, long)]
+    /// Threads to compute with [default: one per core]
+    ///
+    /// With a GPU, one less if the processor has no hyperthread for the scheduler.
+    #[arg(short, long, value_name = "N")]
     pub threads: Option<u64>,
-    /// How keys and values are stored: f16 or f32
-    #[arg(long, value_enum, ignore_case = true)]
+    /// Type of the key/value cache [default: f16]
+    #[arg(long, value_name = "TYPE", value_enum, ignore_case = true)]
     pub kv: Option<KvArg>,
-    /// How exact prompts of more than 32 tokens are computed: exact, int8 or int8-per-tensor
-    #[arg(long, value_enum, ignore_case = true)]
+    /// Precision of prompts of more than 32 tokens on the processor [default: int8]
+    #[arg(long, value_name = "PRECISION", value_enum, ignore_case = true)]
     pub prefill: Option<PrefillArg>,
-    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a model that needs more, neurons or experts stay on disk until they are needed
+    /// Host memory limit, such as 32GiB; neurons that exceed it are read from disk
+    ///
+    /// It covers weights, keys and values. In a mixture of experts whole experts stay on disk until they are needed.
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
     #[command(flatten)]
@@ -42,8 +48,7 @@ pub struct LoaderArgs {
 }
 
 impl LoaderArgs {
-    /// The same for another model than the one that it was typed for: without what is about that model's files. Returns also the flags that are
-    /// left out.
+    /// The options for another model: without those that refer to one model's files. Also returns the flags that are left out.
     pub fn for_another_model(&self) -> (LoaderArgs, Vec<&'static str>) {
         let (sparsity, mut left) = self.sparsity.for_another_model();
         let mut args = LoaderArgs { sparsity, activation: None, ..self.clone() };
@@ -56,7 +61,7 @@ impl LoaderArgs {
         (args, left)
     }
 
-    /// What was typed and is a setting that requests are answered by, so that a reload has it again: key, flag and value.
+    /// The options that are also settings, so that a reload keeps them: key, flag and value.
     pub fn flags(&self) -> Vec<(&'static str, &'static str, String)> {
         let number = |n: Option<u64>| n.map(|n| n.to_string());
         let kv = self.kv.and_then(|kv| Some(kv.to_possible_value()?.get_name().to_owned()));
@@ -74,15 +79,15 @@ impl LoaderArgs {
     /// How to open `model`, traced or not.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a setting that is none, and for what is about a device where there is to be none.
+    /// [`Error::Usage`] for an invalid setting, and for an option about a device without a device.
     pub fn options(&self, model: &str, settings: &Settings, traced: bool) -> Result<EngineOptions> {
         let kv = KvArg::from_str(settings.text("engine.kv").unwrap_or("f16"), true)
-            .map_err(|_| Error::Usage(format!("engine.kv ({}): take f16 or f32", settings.origin("engine.kv"))))?;
+            .map_err(|_| Error::Usage(format!("engine.kv ({}) must be f16 or f32", settings.origin("engine.kv"))))?;
         let prefill = PrefillArg::from_str(settings.text("engine.prefill").unwrap_or("int8"), true).map_err(|_| {
             let origin = settings.origin("engine.prefill");
-            Error::Usage(format!("engine.prefill ({origin}): take exact, int8 or int8-per-tensor"))
+            Error::Usage(format!("engine.prefill ({origin}) must be exact, int8 or int8-per-tensor"))
         })?;
-        // Zero stands for what nobody has set.
+        // Zero stands for a setting that is not set.
         let set = |key: &str| Some(settings.whole(key) as usize).filter(|&n| n > 0);
         let deterministic = self.device.deterministic || settings.switch("serve.deterministic");
         let device = self.device.or_settings(settings)?.options()?;

@@ -1,5 +1,5 @@
-//! The daemon's log on its way to stderr. A thread of its own writes it, so that a pipe that nobody reads, or a terminal that was stopped,
-//! holds up no answer: what finds no room is left out.
+//! The daemon's log on its way to stderr. A thread of its own writes it, so that a pipe without a reader, or a stopped terminal, delays
+//! no answer; lines that find no room are dropped.
 
 use crate::clock::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -24,7 +24,7 @@ pub struct LogWriter(Sender<Item>);
 /// The daemon's; not set in other verbs.
 static DAEMON: OnceLock<LogWriter> = OnceLock::new();
 
-/// Writes a line that ends in a line feed to stderr, in the daemon between the lines of its log. Where nobody can read it that is no
+/// Writes a line that ends in a line feed to stderr, in the daemon between the lines of its log. A closed stderr is no
 /// failure.
 pub fn write_line(line: &str) {
     let _ = match DAEMON.get() {
@@ -33,7 +33,7 @@ pub fn write_line(line: &str) {
     };
 }
 
-/// Waits until what was logged and said is written, but no longer than two seconds.
+/// Waits until all lines are written, but no longer than two seconds.
 pub fn finish() {
     if let Some(log) = DAEMON.get() {
         log.finish();

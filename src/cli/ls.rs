@@ -5,8 +5,8 @@ use serde::Serialize;
 
 /// List the models that are packed on this machine
 ///
-/// A name of the list is taken as MODEL by every verb. Copies whose source is gone or that cannot be used are
-/// marked; `rm --unused` removes them.
+/// Every verb accepts a listed name as MODEL. Copies that are unusable or whose source no longer exists are marked;
+/// `rm --unused` removes them.
 #[derive(clap::Args)]
 pub struct Args {
     /// Machine-readable
@@ -50,10 +50,10 @@ pub fn run(args: Args) -> Result<()> {
     }
     let unused = match stored.iter().filter(|one| one.is_unused()).count() {
         0 => String::new(),
-        n => format!("{n} of no more use: dynamicinfer rm --unused\n"),
+        n => format!("{n} can be removed: dynamicinfer rm --unused\n"),
     };
     super::print(&format!(
-        "{table}\n{unused}demo comes with the program, demo-silu and demo-moe (a mixture of experts) with a checkout.\n"
+        "{table}\n{unused}demo is built in; a checkout also has demo-silu and demo-moe (a mixture of experts).\n"
     ))
 }
 

@@ -13,34 +13,35 @@ use crate::machine::measure::{
 };
 use std::path::{Path, PathBuf};
 
-/// Measure how fast this machine reads memory, and its card
+/// Measure the memory rate of this machine, and its GPU
 ///
-/// Reads 2 GiB (half of what is free, where that is less) several times per thread count; the best pass counts. An NVIDIA card, if there is
-/// one that can be used, is measured, too: its memory, products, and copies from and to pinned host memory. --save measures the processor's
-/// memory, arithmetic and the cost of a call five times, and writes the medians down as a machine profile, which `plan` reads; figures
-/// that other work has disturbed are not saved. Without a card give its figures, or a small one is assumed; the profile says which.
+/// Reads 2 GiB (or half of the free memory, if that is less) several times per thread count; the best pass counts. A usable NVIDIA GPU is
+/// measured, too: its memory, products, and copies from and to pinned host memory. --save measures the processor's memory, arithmetic and
+/// the cost of a call five times, and writes the medians to a machine profile, which `plan` reads; figures disturbed by other processes are
+/// not saved. Without a GPU give its figures, or a small one is assumed; the profile marks assumed figures.
 #[derive(clap::Args)]
 pub struct Args {
     /// Thread counts to measure [default: 1 and one per core]
     #[arg(short, long, value_delimiter = ',')]
     threads: Vec<usize>,
-    /// Measure the disk that this file lies on instead: reads of several lengths with so many under way, at places all over the file, and
-    /// what reading a neuron in two parts would take. A file much larger than 100 MB, such as a model
+    /// Measure the disk of this file instead; the file must be much larger than 100 MB, such as a model
+    ///
+    /// Random reads of several lengths and queue depths, and the time of reading a neuron in two parts.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["threads", "save"])]
     disk: Option<PathBuf>,
     /// Write a machine profile: a name, or a .toml file
     #[arg(long, value_name = "NAME")]
     save: Option<PathBuf>,
-    /// Save the profile even if its figures are far apart, or far from those that it has
+    /// Save the profile even if its figures scatter, or differ much from the saved ones
     #[arg(short, long, requires = "save")]
     force: bool,
-    /// 10^9 bytes per second that the device reads from its memory
+    /// Rate at which the device reads its memory, 10^9 bytes per second
     #[arg(long, requires = "save", allow_negative_numbers = true)]
     device_gb_s: Option<f64>,
-    /// 10^9 multiplications and additions per second of the device in a prompt's products, each counted
+    /// Rate of the device in a prompt's products, 10^9 multiplications and additions per second, each counted
     #[arg(long, requires = "save", allow_negative_numbers = true)]
     device_gflops: Option<f64>,
-    /// 10^9 bytes per second over the link to the device
+    /// Rate of the link to the device, 10^9 bytes per second
     #[arg(long, requires = "save", allow_negative_numbers = true)]
     link_gb_s: Option<f64>,
     /// Microseconds to start a copy over the link
@@ -64,7 +65,7 @@ pub fn run(args: Args) -> Result<()> {
         threads.dedup();
     }
     if let Some(bad) = threads.iter().find(|&&t| t == 0 || t > 1024) {
-        return Err(Error::Usage(format!("--threads {bad}: take 1 to 1024")));
+        return Err(Error::Usage(format!("--threads {bad}: give 1 to 1024")));
     }
     let save = args.save.map(|save| Ok::<_, Error>((machine_arg::name_of(&save), machine_arg::write_path(&save)?)));
     let save = save.transpose()?;
@@ -113,7 +114,7 @@ pub fn run(args: Args) -> Result<()> {
             card.sync_us,
             ways(&card.moves)
         ))?,
-        Err(why) => eprintln!("no card was measured: {why}"),
+        Err(why) => eprintln!("no GPU was measured: {why}"),
     }
     if let Some((name, path)) = save {
         let most = measured.iter().map(|rate| rate.threads).max().unwrap_or(1);
@@ -145,7 +146,7 @@ struct UnitPeak {
     gops: f64,
     /// Products of one instruction.
     width: usize,
-    /// Of a core that computes, measured beside it.
+    /// Clock rate of a computing core, measured next to it.
     clock_ghz: Option<f64>,
 }
 
@@ -184,7 +185,7 @@ fn units(threads: usize) -> Vec<UnitPeak> {
     peak::Unit::ALL.into_iter().filter_map(of).collect()
 }
 
-/// Measures the processor's rates for a profile, each in several rounds, and says how far apart those are.
+/// Measures the processor's rates for a profile, each in several rounds, and reports their spread.
 fn rounds(buffer: &ReadBuffer, fastest: usize, most: usize) -> Result<[(Rate, Repeated); 3]> {
     let measured = |rate: Rate, measure: &dyn Fn() -> f64| {
         let rounds = Repeated::of(|| interrupt::check().map(|()| measure()))?;
@@ -226,7 +227,7 @@ fn check(host: &[(Rate, Repeated)], others: Option<String>, machine: &MachinePro
         return Ok(());
     }
     Err(Error::Failed(format!(
-        "not saved, for something else uses this machine: {}; measure again when it is quiet, or add --force",
+        "not saved, because other processes use this machine: {}; measure again when it is idle, or add --force",
         odd.join("; ")
     )))
 }

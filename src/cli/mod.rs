@@ -1,6 +1,6 @@
-//! The command line: one file per verb. Data goes to stdout, talk to stderr.
+//! The command line: one file per verb. Data goes to stdout, messages to stderr.
 
-/// As the standard one, for the modules below: what is said may hold a path, a name or an answer that is not ours ([`say`]).
+/// As the standard one, for the modules below: the text may hold a path, a name or an answer that is not ours ([`say`]).
 macro_rules! eprintln {
     ($($text:tt)*) => { $crate::cli::say(format_args!($($text)*)) };
 }
@@ -26,6 +26,7 @@ pub(crate) mod habits;
 pub(crate) mod help;
 pub(crate) mod lab_arg;
 mod loader_arg;
+mod log_line;
 mod log_writer;
 mod ls;
 pub(crate) mod machine_arg;
@@ -68,12 +69,12 @@ use std::sync::OnceLock;
 
 /// Runs language models that do not fit in VRAM, neuron by neuron.
 ///
-/// MODEL is a Hugging Face directory, a GGUF file, a packed .neurons file, the name of a model that was fetched with `pull`, or `demo` for
-/// the small model that comes with the program. A model that is not packed is packed once into the user's cache directory.
+/// MODEL is a Hugging Face directory, a GGUF file, a packed .neurons file, the name of a model that `pull` fetched, or `demo`, the small
+/// built-in model. A model that has to be packed is packed once, into the user's cache directory.
 #[derive(Parser)]
-#[command(name = "dynamicinfer", version, max_term_width = 110, after_help = EXAMPLES, arg_required_else_help = true)]
+#[command(name = "dynamicinfer", version, max_term_width = 110, arg_required_else_help = true)]
 struct Args {
-    /// The daemon's Unix socket; verbs that ask the daemon have it too, and it may stand before or behind them
+    /// The daemon's Unix socket; verbs that talk to the daemon have it too, and it may precede or follow them
     #[arg(long, global = true, hide = true, value_name = "PATH")]
     socket: Option<std::path::PathBuf>,
     #[command(subcommand)]
@@ -82,15 +83,15 @@ struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  dynamicinfer run demo \"Once upon a time\"     a story from the model in the program
+  dynamicinfer run demo \"Once upon a time\"     a story from the built-in model
   dynamicinfer serve demo                      OpenAI's API on a Unix socket
   dynamicinfer chat demo                       talk to a model
   echo \"Summarise: ...\" | dynamicinfer run M   the prompt from a pipe
   dynamicinfer bench demo -p 128 -n 64         tokens per second
-  dynamicinfer plan demo --vram 8GiB           what lies in VRAM and what in memory
-  dynamicinfer pack model.gguf --quant q8_0    make the packed file yourself
+  dynamicinfer plan demo --vram 8GiB           what fits into VRAM, and how fast it runs
+  dynamicinfer pack model.gguf --quant q8_0    write the packed file yourself
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 3 no daemon, 4 a daemon is there already,
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 no daemon, 4 a daemon runs already,
 5 bad model file, 6 not enough memory, 70 the engine failed, 130 Ctrl-C.";
 
 #[derive(Subcommand)]
@@ -170,7 +171,10 @@ pub(crate) fn start<P: Program>(command: &Command) -> ExitCode {
     }
     // Set once, here: a process is one program.
     let _ = NAME.set(P::NAME);
-    let parsed = command.clone().try_get_matches().and_then(|found| P::from_arg_matches(&found));
+    let parsed = command
+        .clone()
+        .try_get_matches_from(help::typed(std::env::args_os()))
+        .and_then(|found| P::from_arg_matches(&found));
     let program = match parsed {
         Ok(program) => program,
         Err(error) => return refused(command, &error),
@@ -188,10 +192,10 @@ pub(crate) fn start<P: Program>(command: &Command) -> ExitCode {
     };
     let code = match done {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of our output has gone; it has what it wanted.
+        // The reader has closed the pipe: that is no failure.
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            // Whoever cannot read it has the exit status.
+            // Where stderr is closed, the exit status remains.
             eprintln!("{}: {error}", name());
             ExitCode::from(error.exit_code())
         }
@@ -225,14 +229,15 @@ fn refused(command: &Command, error: &clap::Error) -> ExitCode {
     ExitCode::from(if error.use_stderr() { 2 } else { 0 })
 }
 
-/// Tells of environment variables that were meant for this program and do nothing.
+/// Warns of environment variables that are meant for this program and have no effect.
 fn warn_of_variables() {
     for why in crate::settings::unknown_variables(&crate::config::own_variables(), &crate::config::VARIABLES) {
         eprintln!("warning: {why}");
     }
     if let Some(dir) = crate::config::missing_assets() {
         eprintln!(
-            "warning: $DYNAMICINFER_ASSETS is {}, and there is no such folder; what comes with the program is looked for nowhere else",
+            "warning: $DYNAMICINFER_ASSETS is {}, which is not a folder; the program's assets are not searched \
+             elsewhere",
             dir.display()
         );
     }
@@ -266,7 +271,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Plan(args) => stoppable(|| (), || plan::run(args)),
         Verb::TrainPredictor(args) => train_predictor::run(args),
         Verb::Calibrate(args) => calibrate::run(args),
-        Verb::Completions(args) => completions::run(args, help::command()),
+        Verb::Completions(args) => completions::run(args, help::command(), EXAMPLES),
     }
 }
 
@@ -285,8 +290,7 @@ impl Verb {
     }
 }
 
-/// Starts the threads that rayon's users share, in a number that has a limit: left to itself it starts as many as a variable says, and
-/// ends the program where it cannot.
+/// Starts rayon's shared threads, in a limited number: by default it starts as many as a variable says, and aborts where it cannot.
 fn start_pool() -> Result<()> {
     let threads = crate::config::pool_threads();
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|e| {
@@ -296,28 +300,27 @@ fn start_pool() -> Result<()> {
     })
 }
 
-/// Logs to stderr what `DYNAMICINFER_LOG` says; by default warnings, and of a daemon its requests.
+/// Logs to stderr, filtered by `DYNAMICINFER_LOG`; by default warnings, and a daemon's requests.
 fn log(daemon: bool) {
     use tracing_subscriber::{EnvFilter, fmt::writer::BoxMakeWriter};
     let given = crate::config::log_filter().and_then(|filter| EnvFilter::try_new(filter).ok());
     let filter = if daemon { "warn,dynamicinfer::serve=info" } else { "warn" };
     let filter = given.unwrap_or_else(|| EnvFilter::new(filter));
-    // Set once, here; a second subscriber cannot be there yet.
-    // A log that cannot be written is not complained of where it cannot be written either: that would panic.
-    // Without a thread more it is written by the thread that logs.
+    // Set once, here, before any other subscriber. Internal errors are not logged: writing them would fail, too, and panic.
+    // Without a thread for it, the thread that logs writes the line.
     let writer = match daemon.then(log_writer::LogWriter::start) {
         Some(Ok(writer)) => BoxMakeWriter::new(move || writer.clone()),
         None | Some(Err(_)) => BoxMakeWriter::new(std::io::stderr),
     };
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     let subscriber = subscriber.log_internal_errors(false);
-    // Colours are for who looks at it now; in a file they are rubbish between the words.
+    // Colours are for a terminal; in a file they are rubbish between the words.
     let subscriber = if std::io::stderr().is_terminal() { subscriber } else { subscriber.with_ansi(false) };
-    let _ = subscriber.try_init();
+    let _ = subscriber.event_format(log_line::LogLine).try_init();
 }
 
-/// Prints to stdout, whatever the text came from: nothing in it does more on a terminal than be read. A closed pipe is an error that
-/// ends the program quietly.
+/// Prints a text of any origin to stdout, without characters that a terminal acts on. A closed pipe is an error that ends the program
+/// quietly.
 pub(crate) fn print(text: &str) -> Result<()> {
     print_as_it_is(&safe_text(text))
 }
@@ -328,7 +331,7 @@ fn print_as_it_is(text: &str) -> Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("write to", "stdout".as_ref()))
 }
 
-/// A line of talk on stderr, as safe as [`print`]. Where it cannot be written that is no failure.
+/// Writes a message to stderr, as safe as [`print`]. A closed stderr is no failure.
 pub(crate) fn say(text: std::fmt::Arguments) {
     let mut line = safe_text(&text.to_string()).into_owned();
     line.push('\n');
@@ -340,8 +343,7 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
     print(&safe_json(value))
 }
 
-/// A document with a line feed at its end. What JSON lets stand in a string and a terminal acts on is written as its number, which is the
-/// same JSON.
+/// A document with a line feed at its end. Characters that JSON allows and a terminal acts on are escaped, which is the same JSON.
 pub(crate) fn safe_json(value: &impl serde::Serialize) -> String {
     let text = serde_json::to_string_pretty(value).expect("plain data");
     let mut safe = String::with_capacity(text.len() + 1);

@@ -1,4 +1,4 @@
-//! MODEL and how it is computed, as typed.
+//! MODEL, and the options of how it is computed.
 
 use super::progress::{Progress, Unit, stoppable};
 use crate::cpu::{Isa, Prefill};
@@ -12,53 +12,60 @@ use clap::Args;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-/// Bytes from which on a packed model is announced, and on a terminal asked for.
+/// Bytes from which on packing is announced, and confirmed on a terminal.
 const ASKED_FROM: u64 = 256 << 20;
 /// Bytes that two cores pack in a second, for the announcement.
 const PACKED_A_SECOND: u64 = 150 << 20;
 
-/// Why a store of clusters has no use for what is about neurons.
+/// Why a store of clusters has no use for options about neurons.
 const CLUSTERS: &str =
-    "this store holds clusters, all of which are computed; pack the model by neuron (without --quant clusters)";
+    "this store holds clusters, which are computed whole; pack the model by neuron (without --quant clusters)";
 
-/// What every verb that runs a model takes.
+/// The arguments of every verb that runs a model.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
+    /// Hugging Face directory, .gguf, .neurons file, name from `ls`, or `demo`
     pub model: PathBuf,
-    /// Type of the weights when the model has to be packed first: f32, f16, q8_0, q4_0, q4_k, q6_k and GGUF's other types, or a mix such as q4_k_m [default: the model's own]
-    #[arg(long)]
+    /// Type of the weights if the model must be packed: f16, q8_0, q4_k_m ... [default: the model's own]
+    ///
+    /// f32, f16, q8_0, q4_0, q4_k, q6_k, GGUF's other types, or a mix such as q4_k_m.
+    #[arg(long, value_name = "TYPE")]
     pub quant: Option<Types>,
-    /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), relu2, drelu (TurboSparse,
-    /// Bamboo: relu of gate and up), silu, gelu
-    #[arg(long, value_parser = parse_activation)]
+    /// Activation function of a model that names none or a wrong one: relu, fatrelu(0.01), relu2, drelu (TurboSparse, Bamboo: relu of gate
+    /// and up), silu, gelu
+    #[arg(long, value_name = "NAME", value_parser = parse_activation)]
     pub activation: Option<NamedActivation>,
 }
 
 #[derive(Args, Clone)]
 pub struct EngineArgs {
-    /// Threads to compute with [default: one per core, one less beside a card whose scheduler has no hyperthread]
-    #[arg(short, long)]
+    /// Threads to compute with [default: one per core]
+    ///
+    /// With a GPU, one less if the processor has no hyperthread for the scheduler.
+    #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
-    /// How keys and values are stored [default: f16]
-    #[arg(long, value_enum, ignore_case = true)]
+    /// Type of the key/value cache [default: f16]
+    #[arg(long, value_name = "TYPE", value_enum, ignore_case = true)]
     pub kv: Option<KvArg>,
-    /// How exact prompts of more than 32 tokens are computed [default: int8]
-    #[arg(long, value_enum, ignore_case = true)]
+    /// Precision of prompts of more than 32 tokens on the processor [default: int8]
+    #[arg(long, value_name = "PRECISION", value_enum, ignore_case = true)]
     pub prefill: Option<PrefillArg>,
-    /// Host memory that weights, keys and values may take: 32GiB, 32G or bytes; of a model that needs more, neurons or experts stay on disk until they are needed
+    /// Host memory limit, such as 32GiB; neurons that exceed it are read from disk
+    ///
+    /// It covers weights, keys and values. In a mixture of experts whole experts stay on disk until they are needed.
     #[arg(long, value_name = "SIZE", value_parser = super::size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
-    /// Which neurons stay in memory where not all fit: two-queues, lru, lfu, sieve, static, full and the other policies [default: full; for experts two-queues]
+    /// Policy that selects the neurons to keep in memory if not all fit: two-queues, lru, lfu, sieve, static, full and others [default: full;
+    /// for experts two-queues]
     #[arg(long, hide = true, value_name = "POLICY")]
     pub ram_policy: Option<Policy>,
-    /// Parts of the cache in memory to do without, for comparisons: keep, together, overlap, prefetch
+    /// Parts of the memory cache to switch off, for comparisons: keep, together, overlap, prefetch
     #[arg(long, hide = true, value_delimiter = ',', value_enum)]
     pub ram_without: Vec<RamPart>,
-    /// For how many layers ahead neurons are asked for from disk [default: 1 where the predictor was made for that]
-    #[arg(long, hide = true, value_name = "LAYERS", value_parser = clap::value_parser!(u8).range(1..=RamOptions::MOST_AHEAD as i64))]
+    /// Layers ahead for which neurons are prefetched from disk [default: 1 if the predictor was made for that]
+    #[arg(long, hide = true, value_name = "LAYERS", value_parser = clap::value_parser!(u8).range(1..=RamOptions::MAX_AHEAD as i64))]
     pub ram_lookahead: Option<u8>,
-    /// Instruction set: avx512, avxvnni, avx2 or portable [default: the best there is]
+    /// Instruction set: avx512, avxvnni, avx2 or portable [default: the best of this processor]
     #[arg(long, hide = true, value_parser = parse_isa)]
     pub isa: Option<Isa>,
 }
@@ -69,20 +76,20 @@ pub enum KvArg {
     F32,
 }
 
-/// What the cache of neurons in memory can do without.
+/// The parts of the neuron cache in memory that can be switched off.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
 pub enum RamPart {
-    /// Nothing stays in memory
+    /// Keeping neurons in memory
     Keep,
-    /// No two neurons are read at once
+    /// Reading neighbouring neurons at once
     Together,
-    /// Nothing is computed while something is read
+    /// Computing while reading
     Overlap,
-    /// Nothing is asked for before its layer's turn
+    /// Reading before the layer's turn
     Prefetch,
 }
 
-/// How neurons or experts are kept in memory, but for parts to do without.
+/// How neurons or experts are kept in memory, without the parts switched off.
 pub fn ram_options(policy: Option<Policy>, without: &[RamPart], lookahead: Option<usize>) -> RamOptions {
     let with = |part: RamPart| !without.contains(&part);
     RamOptions {
@@ -107,11 +114,12 @@ impl KvArg {
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
 pub enum PrefillArg {
-    /// In f32
+    /// f32
     Exact,
-    /// Inputs of quantised weights in int8, each 32 numbers with a step of their own; without a device weights of eight bits meet inputs of seven with AVX2 alone, and F16 and BF16 are multiplied in 16 bits, which loses nothing that can be seen
+    /// Inputs of quantised weights in int8, with a scale per 32 numbers. With AVX2 only, inputs of 8-bit weights have 7 bits; F16 and BF16
+    /// weights are multiplied in 16 bits, without a visible loss
     Int8,
-    /// The same with one step for a whole input: less exact and no faster here; to compare with
+    /// int8 with one scale per input: less exact and no faster; for comparisons
     Int8PerTensor,
 }
 
@@ -130,7 +138,7 @@ impl EngineArgs {
         self.kv.unwrap_or(KvArg::F16).kv()
     }
 
-    /// Options with what was typed for the model and here, and defaults for everything else.
+    /// Options for this model with these arguments, and defaults for everything else.
     pub fn options(&self, model: &ModelArgs) -> EngineOptions {
         EngineOptions {
             model: model.options(),
@@ -147,10 +155,10 @@ impl EngineArgs {
     /// An engine that computes every neuron on the processor, with its weights brought into memory where they fit.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a limit on memory, which nothing keeps where every neuron is looked at.
+    /// [`Error::Usage`] for a limit on memory, which such an engine cannot keep.
     pub fn engine(&self, model: Model) -> Result<Engine> {
         if self.ram.is_some() {
-            let why = "--ram: here every neuron is looked at, in the mapped file, and nothing is kept below a limit; leave it out";
+            let why = "--ram has no effect here: this verb reads every neuron from the mapped file; leave it out";
             return Err(Error::Usage(why.into()));
         }
         let mut engine = open::processor(model, self.threads, self.isa)?;
@@ -164,12 +172,12 @@ impl ModelArgs {
         ModelOptions { quant: self.quant, activation: self.activation, ..ModelOptions::new(&self.model) }
     }
 
-    /// Opens the model, packing it first if that was not done yet and `check` has nothing against its outline.
+    /// Opens the model, packing it first if necessary and if `check` accepts its outline.
     pub fn open(&self, check: &dyn Fn(&Model) -> Result<()>) -> Result<Model> {
         self.options().open_after(check, &Terminal)
     }
 
-    /// Opens the model for a verb that only looks at what it does: a dense GGUF whose activation has no zeros is read in place.
+    /// Opens the model for a verb that only observes it: a dense GGUF whose activation has no zeros is read in place.
     pub fn open_to_observe(&self, check: &dyn Fn(&Model) -> Result<()>) -> Result<Model> {
         let options = self.options();
         match options.in_place()?.filter(|source| source.config.form.experts.is_none()) {
@@ -193,20 +201,21 @@ impl ModelArgs {
         let why = match model.config.form.experts {
             Some(experts) if !experts.routed() => CLUSTERS,
             _ => {
-                "this is a mixture of experts, whose routers need none; for the neurons inside its experts: train-predictor"
+                "this model is a mixture of experts, whose routers need none; for the neurons inside its experts use train-predictor"
             }
         };
         Err(Error::Usage(format!("{verb}: {why}")))
     }
 
-    /// As [`ModelArgs::open`], for `verb`, which is about what neurons do, in dense models and inside experts.
+    /// As [`ModelArgs::open`], for `verb`, which is about active neurons, in dense models and inside experts.
     pub fn open_active(&self, verb: &str, check: &dyn Fn(&Model) -> Result<()>) -> Result<Model> {
         let model = self.open(check)?;
         let activation = model.config.activation;
         match model.config.form.experts {
             Some(experts) if experts.routed() && activation.is_sparse() => Ok(model),
             Some(experts) if experts.routed() => {
-                let why = format!("this is a mixture of experts with {activation}, inside which no neuron is ever off");
+                let why =
+                    format!("this model is a mixture of experts with {activation}, whose neurons are never inactive");
                 Err(Error::Usage(format!("{verb}: {why}")))
             }
             _ if model.has_neurons() => Ok(model),
@@ -225,12 +234,12 @@ impl ModelArgs {
     }
 }
 
-/// That the model has these many positions and the machine the memory for them.
+/// Checks that the model has these positions and the machine the memory for them.
 pub fn check_context(model: &Model, context: usize, kv: KvType) -> Result<()> {
     open::check_context(model, context, kv, &Terminal)
 }
 
-/// Shows on stderr what opening an engine says.
+/// Shows notes and progress of opening an engine on stderr.
 pub struct Terminal;
 
 impl Listener for Terminal {
@@ -238,7 +247,7 @@ impl Listener for Terminal {
         eprintln!("{text}");
     }
 
-    /// Says what is written, how long it takes and where; asks on a terminal.
+    /// Announces the file, its size and the time; asks on a terminal.
     fn may_pack(&self, packing: &Packing<'_>) -> Result<()> {
         let Packing { what, store, bytes } = packing;
         if *bytes < ASKED_FROM {
@@ -246,17 +255,17 @@ impl Listener for Terminal {
         }
         let seconds = bytes.div_ceil(PACKED_A_SECOND);
         let (size, place) = (super::human_bytes(*bytes), store.display());
-        super::say(format_args!("{what}: {size} into {place}, about {seconds} s; it is done once"));
+        super::say(format_args!("{what}: {size} to {place}, about {seconds} s, once"));
         if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
             return Ok(());
         }
-        eprint!("Go on? [Y/n] ");
+        eprint!("Continue? [Y/n] ");
         let mut answer = String::new();
         let read = std::io::stdin().read_line(&mut answer);
         if read.is_ok_and(|bytes| bytes > 0) && !answer.trim().to_lowercase().starts_with('n') {
             return Ok(());
         }
-        Err(Error::Usage("nothing was packed; `dynamicinfer pack MODEL -o FILE` packs it elsewhere".into()))
+        Err(Error::Usage("the model was not packed; to pack it elsewhere: dynamicinfer pack MODEL -o FILE".into()))
     }
 
     fn packing(&self, what: &str, work: &mut dyn FnMut(PackProgress<'_>) -> Result<()>) -> Result<()> {
@@ -275,5 +284,5 @@ pub fn parse_isa(text: &str) -> Result<Isa, String> {
     let all = Isa::ALL;
     all.into_iter()
         .find(|i| i.name().eq_ignore_ascii_case(text))
-        .ok_or_else(|| "take avx512, avxvnni, avx2 or portable".into())
+        .ok_or_else(|| "it must be avx512, avxvnni, avx2 or portable".into())
 }

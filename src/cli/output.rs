@@ -1,4 +1,4 @@
-//! Files that a verb writes without being asked whether they are there already.
+//! Files that a verb writes without a check that they exist.
 
 use crate::error::{Error, Result};
 use std::io::Read;
@@ -8,14 +8,14 @@ use std::path::Path;
 const HEAD: u64 = 64;
 
 /// Refuses to replace a file whose first bytes are not, by `is_ours`, those of the kind that is written: a name typed wrong must not cost a
-/// model. An earlier result of the same kind is replaced, and what is no file, such as /dev/null, is not looked at.
+/// model. An earlier result of the same kind is replaced; special files, such as /dev/null, are not checked.
 ///
 /// # Errors
-/// [`Error::Usage`] for a file of another kind, [`Error::Failed`] for one in a folder that is not there, [`Error::Io`] for one that cannot be read.
+/// [`Error::Usage`] for a file of another kind, [`Error::Failed`] for one in a missing folder, [`Error::Io`] for one that cannot be read.
 pub fn check(option: &str, path: &Path, is_ours: impl Fn(&[u8]) -> bool) -> Result<()> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         let (path, folder) = (path.display(), folder.display());
-        return Err(Error::Failed(format!("{option} {path}: there is no folder {folder}; make it first")));
+        return Err(Error::Failed(format!("{option} {path}: the folder {folder} does not exist; create it first")));
     }
     if !path.is_file() {
         return Ok(());
@@ -27,7 +27,7 @@ pub fn check(option: &str, path: &Path, is_ours: impl Fn(&[u8]) -> bool) -> Resu
         return Ok(());
     }
     Err(Error::Usage(format!(
-        "{option} {}: something else is in this file, and would be lost; remove it first or take another name",
+        "{option} {}: the file has other contents and would be overwritten; remove it, or give another name",
         path.display()
     )))
 }

@@ -18,38 +18,38 @@ use std::path::{Path, PathBuf};
 /// The store holds gate, up and down of each neuron side by side, so that a neuron is one contiguous block. `run` and
 /// `bench` do this by themselves, once, into the cache directory; pack it yourself to choose the type or the place.
 ///
-/// A mixture of experts is read where it lies. If its activation has zeros (ReLU, dReLU), packing it makes decoding faster: of the chosen
-/// experts only the neurons whose gates fire are read, and a device's memory holds
-/// neurons of any expert in place of whole experts.
+/// A mixture of experts is memory-mapped without packing. If its activation has zeros (ReLU, dReLU), packing makes decoding faster: only the
+/// active neurons of the chosen experts are read, and a device holds single neurons of all experts instead of whole experts.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face directory, a .gguf, or `demo`
+    /// Hugging Face directory, .gguf, or `demo`
     model: PathBuf,
-    /// Type of attention and FFN weights: f32, f16, q8_0, q4_0, or one of GGUF's: q4_k, q5_k, q6_k, iq4_xs, mxfp4 and so on; embeddings and
-    /// head are at least q6_k. Or a mix, which says the type of every tensor: q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m.
-    /// `clusters` keeps every byte and cuts FFNs into runs of 256 neurons: for a dense model that does not fit into memory
-    /// [default: every tensor's own; floats as f16]
+    /// Type of attention and FFN weights, a mix, or `clusters` [default: each tensor's own; floats as f16]
+    ///
+    /// Types: f32, f16, q8_0, q4_0, or one of GGUF's: q4_k, q5_k, q6_k, iq4_xs, mxfp4 and others; embeddings and head get at least q6_k. Mixes
+    /// set the type of every tensor: q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m. `clusters` keeps every byte and cuts FFNs into
+    /// runs of 256 neurons, for a dense model larger than memory.
     #[arg(long, value_name = "QUANT")]
     quant: Option<Types>,
-    /// Lets errors of weights count by how large the numbers are that they are multiplied with: a profile of this model, from
-    /// `dynamicinfer profile MODEL --text FILE -o PROFILE`
+    /// Weight quantisation errors by the size of the inputs in this profile
+    ///
+    /// The profile must be this model's: dynamicinfer profile MODEL --text FILE -o PROFILE
     #[arg(long, value_name = "PROFILE", requires = "quant")]
     importance: Option<PathBuf>,
-    /// Keep every tensor's type but that of down, which takes this one: a store has down by neuron, so it has to be coded again
-    /// [default: q5_k]
+    /// Keep every tensor's type except for down, which gets this one: a store has down by neuron, so it must be re-encoded [default: q5_k]
     #[arg(long, value_name = "QUANT", conflicts_with = "quant")]
     down: Option<Quant>,
     /// File to write [default: NAME.TYPE.neurons in the current directory]
     #[arg(short, long)]
     output: Option<PathBuf>,
-    /// Activation function of a model that does not say it, or says it wrong: relu, fatrelu(0.01), relu2, drelu (TurboSparse,
-    /// Bamboo: relu of gate and up), silu, gelu
-    #[arg(long, value_parser = parse_activation)]
+    /// Activation function of a model that names none or a wrong one: relu, fatrelu(0.01), relu2, drelu (TurboSparse, Bamboo: relu of gate
+    /// and up), silu, gelu
+    #[arg(long, value_name = "NAME", value_parser = parse_activation)]
     activation: Option<NamedActivation>,
-    /// JSON file with the order of each layer's neurons, [[3, 0, ...], ...]: hot neurons first, say
+    /// JSON file with the order of each layer's neurons, [[3, 0, ...], ...], such as hot neurons first
     #[arg(long)]
     order: Option<PathBuf>,
-    /// Replace the file if it is there
+    /// Replace an existing file
     #[arg(short, long)]
     force: bool,
 }
@@ -65,7 +65,7 @@ fn file_name(name: &str) -> String {
 fn read_orders(path: &Path) -> Result<Vec<Permutation>> {
     let bad = |why: String| Error::Usage(format!("{}: {why}", path.display()));
     let layers: Vec<Vec<u32>> = serde_json::from_value(read_json(path, 1 << 30)?)
-        .map_err(|e| bad(format!("not a list of neuron numbers per layer: {e}")))?;
+        .map_err(|e| bad(format!("it is not a list of neuron numbers per layer: {e}")))?;
     let order = |(layer, numbers): (usize, &Vec<u32>)| {
         Permutation::new(numbers).ok_or_else(|| bad(format!("layer {layer} does not name each of its neurons once")))
     };
@@ -76,15 +76,14 @@ fn read_orders(path: &Path) -> Result<Vec<Permutation>> {
 fn read_importance(path: &Path, types: Types) -> Result<Importance> {
     if let Some(quant @ (Quant::F32 | Quant::F16 | Quant::Block(BlockType::BF16))) = types.one() {
         let name = quant.name();
-        let why =
-            format!("--importance: {name} stores every number by itself, so there is nothing to weigh; leave it out");
+        let why = format!("--importance: {name} stores every number by itself and has nothing to weigh; leave it out");
         return Err(Error::Usage(why));
     }
     let profile = Profile::read(&profile_file::open(path)?)?;
     let importance = Importance::of(&profile).ok_or_else(|| {
         let path = printable(&path.to_string_lossy());
-        let how = "count them with `dynamicinfer profile MODEL --text FILE -o PROFILE`; profiles of mixtures have none";
-        Error::Usage(format!("{path}: the profile does not say what matrices read; {how}"))
+        let how = "make it with `dynamicinfer profile MODEL --text FILE -o PROFILE`; profiles of mixtures have none";
+        Error::Usage(format!("{path}: the profile has no statistics of the matrices' inputs; {how}"))
     })?;
     eprintln!("importance from {} tokens of {}", importance.tokens, printable(&importance.model));
     Ok(importance)
@@ -93,7 +92,7 @@ fn read_importance(path: &Path, types: Types) -> Result<Importance> {
 pub fn run(args: Args) -> Result<()> {
     let path = find(&args.model)?;
     if !path.is_dir() && NeuronStore::is_one(&path) {
-        return Err(Error::Usage(format!("{} is packed already; pack the model it was made from", path.display())));
+        return Err(Error::Usage(format!("{} is already packed; pack the model it was made from", path.display())));
     }
     let source = Source::open(&path, args.activation)?;
     let types = match (args.quant, args.down) {
@@ -106,7 +105,7 @@ pub fn run(args: Args) -> Result<()> {
         .output
         .unwrap_or_else(|| PathBuf::from(format!("{}.{}.{EXTENSION}", file_name(&source.config.name), name)));
     if output.exists() && !args.force {
-        return Err(Error::Usage(format!("{} is there already; add --force to replace it", output.display())));
+        return Err(Error::Usage(format!("{} already exists; add --force to replace it", output.display())));
     }
     let orders = args.order.as_deref().map(read_orders).transpose()?;
     let importance = args.importance.as_deref().map(|file| read_importance(file, types)).transpose()?;

@@ -20,71 +20,73 @@ use bytemuck::allocation::TransparentWrapperAlloc;
 use comfy_table::{CellAlignment, Table};
 use std::path::{Path, PathBuf};
 
-/// Plan what lies in VRAM, in memory and on disk
+/// Plan how a model divides over VRAM, memory and disk
 ///
-/// --vram covers everything on the device, to the byte. Attention, head, predictors and buffers come first; what is left goes to the
-/// neurons that fire most, as powerinfer 6 chooses them; then, where there is room, to keys and values and embeddings.
-/// Where attention has no room, that of some layers stays in host memory and is copied for every token and every part of a prompt.
-/// Without an activation profile every neuron counts the same.
+/// --vram covers everything on the device, to the byte. Attention, head, predictors and buffers come first, then the neurons that are
+/// active most (PowerInfer 6), then keys, values and embeddings. Attention without room stays in host memory and is copied for every token
+/// and every part of a prompt. Without an activation profile every neuron counts the same.
 ///
-/// Without --vram, --ram says how much memory a packed model or a mixture may take: the plan says how fast it decodes with so much, the
-/// rest of its neurons or experts being read from disk, and with less. --min-speed asks for the least memory that is fast enough.
+/// Without --vram, --ram limits the memory of a packed model or a mixture, and other neurons or experts are read from disk: the plan shows
+/// how fast it decodes with this memory, and with less. --min-speed finds the least memory that is fast enough.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     what: SubjectArgs,
-    /// Room on the device for everything: 8GiB, 8GB, 8192MiB or bytes
+    /// Memory budget on the device for everything: 8GiB, 8GB, 8192MiB or bytes
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     vram: Option<u64>,
-    /// Room on the host. With --vram a plan that needs more is refused; without it neurons that have no room stay on disk
+    /// Host memory limit. With --vram the plan fails if it needs more; without --vram neurons that exceed it stay on disk
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     ram: Option<u64>,
-    /// Tokens a second: the least memory that reaches them, the rest of the neurons on disk
+    /// Find the least memory for this many tokens/s, with the other neurons on disk
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, conflicts_with_all = ["vram", "ffn_share", "shape"])]
     min_speed: Option<f64>,
-    /// Threads to compute with, at most; without --vram [default: one per core]
+    /// Most threads to compute with; without --vram [default: one per core]
     #[arg(short, long, conflicts_with_all = ["vram", "ffn_share"])]
     threads: Option<usize>,
-    /// Share of the neurons that may be on the device, above 0 to 1; without --vram it alone sets the budget
+    /// Largest share of the neurons on the device, above 0 to 1; without --vram it sets the budget
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     ffn_share: Option<f64>,
-    /// Positions that keys and values are kept for [default: 4096, or fewer if the model has fewer]
+    /// Context: tokens of prompt and answer together [default: the model's, at most 4096]
     #[arg(short, long = "ctx-size")]
     context: Option<usize>,
-    /// Sequences that are decoded at once, as `serve --parallel`: each has keys and values
+    /// Sequences that are decoded at once, each with keys and values, as `serve --parallel`
     #[arg(long, value_name = "N", default_value_t = 1)]
     parallel: usize,
-    /// How keys and values are stored
+    /// Type of the key/value cache
     #[arg(long, value_enum, ignore_case = true, default_value_t = KvArg::F16)]
     kv: KvArg,
-    /// Where they are stored: auto takes the device where a token is faster for it, though it may cost a few neurons their place
+    /// Place of keys and values: auto uses the device if that makes a token faster
     #[arg(long, value_enum, ignore_case = true, default_value_t = KvPlaceArg::Auto)]
     kv_place: KvPlaceArg,
-    /// Machine that it is for: a profile of `measure --save`, or a .toml file [default: `default`, else measured now]
+    /// Machine to plan for: a profile from `measure --save`, or a .toml file [default: `default`, else measured now]
     #[arg(long, value_name = "NAME")]
     machine: Option<PathBuf>,
-    /// Neurons that begin in the slots: those of the plan, random ones, or none
+    /// Neurons on the device at the start: the plan's, random ones, or none
     #[arg(long, value_enum, ignore_case = true, default_value_t = PolicyArg::Static)]
     policy: PolicyArg,
-    /// Of --policy random
+    /// Plan for `run --policy static`: keep layers on the device whole where that saves a token more time than hot neurons in all layers
+    #[arg(long)]
+    whole_layers: bool,
+    /// Seed of --policy random
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Write the placement to this file
     #[arg(short, long, value_name = "FILE", conflicts_with = "shape")]
     output: Option<PathBuf>,
-    /// Replace the file if it is there
+    /// Replace an existing file
     #[arg(short, long)]
     force: bool,
-    /// Read this placement instead and check that it fits the model and the budget
+    /// Instead of planning, check that this placement fits the model and the budget
     #[arg(long, value_name = "FILE", conflicts_with_all = ["shape", "output"])]
     check: Option<PathBuf>,
-    /// Solve it as an integer programme too, for at most these many seconds, and compare
+    /// Also solve an integer program, for at most this many seconds, and compare
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     ilp: Option<f64>,
-    /// Without --vram: tokens that `dynamicinfer-lab record` wrote down of this model on a text of yours, in place of ones drawn by the profile
+    /// Without --vram: use the tokens of this trace from `dynamicinfer-lab record` instead of tokens drawn by the profile
     #[arg(long, value_name = "FILE", conflicts_with_all = ["vram", "ffn_share", "shape"])]
     trace: Option<PathBuf>,
-    /// Which neurons stay in memory where not all fit, as of `bench`
+    /// Policy that selects the neurons to keep in memory if not all fit, as in `bench`
     #[arg(long, hide = true, value_name = "POLICY")]
     ram_policy: Option<Policy>,
     /// Machine-readable
@@ -109,28 +111,28 @@ enum PolicyArg {
 pub fn run(args: Args) -> Result<()> {
     if args.vram.is_none() && args.ffn_share.is_none() && args.ram.is_none() && args.min_speed.is_none() {
         return Err(Error::Usage(
-            "say what to plan for: --vram 8GiB for a card with so much memory; --ram 16GiB for so much host memory and no card, the rest on \
-             disk; --min-speed 10 for the least host memory that gives so many tokens a second"
+            "the plan needs a target: --vram 8GiB (memory of a GPU), --ram 16GiB (host memory without a GPU, the \
+             rest on disk) or --min-speed 10 (the least host memory for this many tokens/s)"
                 .into(),
         ));
     }
     if let Some(share) = args.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
-        return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
+        return Err(Error::Usage(format!("--ffn-share {share}: give a share above 0 and at most 1")));
     }
     if let Some(seconds) = args.ilp.filter(|s| !(*s > 0.0 && *s <= 86400.0)) {
-        return Err(Error::Usage(format!("--ilp {seconds}: take seconds above 0 and at most 86400")));
+        return Err(Error::Usage(format!("--ilp {seconds}: give seconds above 0 and at most 86400")));
     }
     if let Some(path) = args.output.as_ref().filter(|path| path.exists() && !args.force) {
-        return Err(Error::Usage(format!("{} is there already; add --force to replace it", path.display())));
+        return Err(Error::Usage(format!("{} already exists; add --force to replace it", path.display())));
     }
     let on_device = args.vram.is_some() || args.ffn_share.is_some();
     let subject = subject(&args.what, on_device)?;
     let context = args.context.unwrap_or(subject.config.context.min(4096));
     if context == 0 || context > 1 << 24 {
-        return Err(Error::Usage(format!("-c {context}: take 1 to {}", 1 << 24)));
+        return Err(Error::Usage(format!("-c {context}: give 1 to {}", 1 << 24)));
     }
     if !(1..=MAX_COLUMNS).contains(&args.parallel) {
-        return Err(Error::Usage(format!("--parallel {}: take 1 to {MAX_COLUMNS}", args.parallel)));
+        return Err(Error::Usage(format!("--parallel {}: give 1 to {MAX_COLUMNS}", args.parallel)));
     }
     let kv = args.kv.kv();
     let footprint = match (&subject.model, &args.what.shape) {
@@ -142,10 +144,10 @@ pub fn run(args: Args) -> Result<()> {
         return without_device(&args, &subject, &prediction, context, kv);
     }
     if let Some(model) = &subject.model {
-        check_device_can(model, "plan the file that it was packed from, or leave out --vram")?;
+        check_device_can(model, "plan its source file, or leave out --vram")?;
     }
     let machine = machine_arg::find(args.machine.as_deref())?;
-    let whole = footprint.whole_bytes(args.parallel);
+    let skips_host = skips_host(&subject, &prediction);
     let request = Request {
         vram: args.vram,
         ram: args.ram,
@@ -161,8 +163,9 @@ pub fn run(args: Args) -> Result<()> {
         ilp_seconds: args.ilp,
         chunk: None,
         host: args.ram.map(|ram| footprint.host_room(ram, args.parallel)),
-        // What lies on disk in part is not copied from there.
-        streamed_layers: args.ram.is_some_and(|ram| ram < whole).then_some(0),
+        // Attention is not copied from a model that is partly on disk.
+        streamed_layers: args.ram.is_some_and(|ram| ram < footprint.whole_bytes(args.parallel)).then_some(0),
+        skips_host: skips_host && args.whole_layers,
     };
     let plan = plan(&footprint, &subject.counts, &machine, &request)?;
     if let Some(path) = &args.check {
@@ -172,21 +175,22 @@ pub fn run(args: Args) -> Result<()> {
         placement(&args, model, &subject.counts, &plan).write(path)?;
         eprintln!("written to {}", path.display());
     }
-    let Prediction { bytes: predictor_bytes, computed_share, .. } = prediction;
     let c = &subject.config;
-    // Of whole experts, and where nothing is left out, all rows are read of what is computed.
+    // Whole experts, and neurons without a predictor, are read with all their rows.
     let whole = c.form.experts.is_some_and(|e| !e.by_neuron) || prediction.name == "none";
     let reads = Reads {
-        predictor_bytes,
-        computed_share,
+        predictor_bytes: prediction.bytes,
+        computed_share: prediction.computed_share,
         active_share: subject.active_share,
         rows: if whole { 1 } else { c.ffn_kind.rows() },
         placed_by_rows: prediction.name == "gates",
+        skips_host,
     };
     let expected = estimate(&footprint, &plan, &machine, reads);
     if !args.json {
         let text = shown(&args, &plan, &subject, &machine, prediction.name);
-        return super::print(&(text + &speed(&expected, &prediction, &machine)));
+        let last = conclusion(&args, &plan, &subject, &expected);
+        return super::print(&(text + &speed(&expected, &prediction, &machine) + &last));
     }
     let mut json = serde_json::to_value(&plan).expect("plain data");
     json["details"]["predictor"] = prediction.name.into();
@@ -196,7 +200,15 @@ pub fn run(args: Args) -> Result<()> {
     super::print_json(&json)
 }
 
-/// Plans what stays in memory and what on disk.
+/// Whether a layer whose neurons are all on the device is computed without the host, and it is known which neurons are active.
+fn skips_host(subject: &Subject, prediction: &Prediction) -> bool {
+    let known = subject.model.is_none() || subject.tokens > 0;
+    let biases = |model: &Model| model.layers.iter().any(|layer| !layer.down_bias.is_empty());
+    let of_host = prediction.name == "router" || prediction.name == "gates" || subject.config.form.experts.is_some();
+    known && !of_host && !subject.model.as_ref().is_some_and(biases)
+}
+
+/// Plans which neurons stay in memory and which on disk.
 fn without_device(args: &Args, subject: &Subject, prediction: &Prediction, context: usize, kv: KvType) -> Result<()> {
     let of_device = [
         ("--machine", args.machine.is_some()),
@@ -205,7 +217,7 @@ fn without_device(args: &Args, subject: &Subject, prediction: &Prediction, conte
         ("--ilp", args.ilp.is_some()),
     ];
     if let Some((option, _)) = of_device.iter().find(|(_, given)| *given) {
-        return Err(Error::Usage(format!("{option} belongs to a plan for a device; give --vram SIZE, too")));
+        return Err(Error::Usage(format!("{option} needs a plan for a device; give --vram SIZE, too")));
     }
     let asked = plan_ram::Asked {
         name: args.what.model.as_deref().unwrap_or(Path::new("")),
@@ -222,17 +234,17 @@ fn without_device(args: &Args, subject: &Subject, prediction: &Prediction, conte
     plan_ram::run(&asked, subject, prediction)
 }
 
-/// What the plan comes to: tokens a second, and what they are bound by.
+/// The expected tokens/s, their bound, and the time of a token.
 fn speed(e: &Estimate, prediction: &Prediction, machine: &MachineProfile) -> String {
     let rates = match (machine.measured.is_empty(), machine.assumed.is_empty()) {
         (true, _) => "assumed rates",
         (false, true) => "measured rates",
-        (false, false) => "rates that are measured in part",
+        (false, false) => "partly measured rates",
     };
     let bound = match e.bound {
-        Bound::DeviceMemory => "how fast the device reads its memory",
-        Bound::HostMemory => "how fast the processor reads host memory",
-        Bound::Link => "the link, over which attention is copied",
+        Bound::DeviceMemory => "the device's memory rate",
+        Bound::HostMemory => "the processor's memory rate",
+        Bound::Link => "the link, for copies of attention",
         Bound::Waits => "copies and waits between host and device",
     };
     format!(
@@ -248,6 +260,29 @@ fn speed(e: &Estimate, prediction: &Prediction, machine: &MachineProfile) -> Str
         if prediction.name == "router" { "expert" } else { "neuron" },
         prediction.counted
     )
+}
+
+/// The last lines: the plan in one sentence, and the command that runs it.
+fn conclusion(args: &Args, plan: &Plan, subject: &Subject, expected: &Estimate) -> String {
+    let c = &subject.config;
+    let slots: usize = plan.layers.iter().map(|l| l.slots).sum();
+    let units = c.form.experts.filter(|e| !e.by_neuron).map_or("neurons".into(), |e| format!("{}s", e.noun()));
+    let sentence = format!(
+        "\nplan: {} on the device hold {:.0} % of the {units}, for at most {:.1} tokens/s\n",
+        super::human_bytes(plan.budget_bytes),
+        100.0 * slots as f64 / (c.layers * c.movable()).max(1) as f64,
+        expected.tokens_per_s
+    );
+    let Some(model) = args.what.model.as_ref() else { return sentence };
+    let mut command = format!("run it: dynamicinfer run {} --device cuda", printable(&model.to_string_lossy()));
+    command += &args.vram.map_or(String::new(), |vram| format!(" --vram {}", size::written(vram)));
+    command += &args.ffn_share.map_or(String::new(), |share| format!(" --ffn-share {share}"));
+    command += &args.ram.map_or(String::new(), |ram| format!(" --ram {}", size::written(ram)));
+    command += &args.context.map_or(String::new(), |context| format!(" -c {context}"));
+    if let Some(path) = &args.output {
+        command += &format!(" --placement {}", printable(&path.to_string_lossy()));
+    }
+    format!("{sentence}{command}\n")
 }
 
 fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> PlacementFile {
@@ -286,7 +321,7 @@ fn check(path: &std::path::Path, subject: &Subject, plan: &Plan, saved_bytes: u6
              plan again",
             printable(&path.to_string_lossy()),
             plan.budget_bytes,
-            // With more, all of attention lies there.
+            // With more, all of attention is on the device.
             needed + saved_bytes
         )));
     }
@@ -294,16 +329,16 @@ fn check(path: &std::path::Path, subject: &Subject, plan: &Plan, saved_bytes: u6
     Ok(())
 }
 
-/// What a card costs the host: memory that it reads where it lies.
+/// The host memory that a GPU needs pinned, which it reads directly.
 fn pinned(bytes: u64, free: Option<u64>) -> String {
     let all = format!(
-        "pinned for a card: {} of host memory, all that may be moved, which cannot be swapped",
+        "pinned for the GPU: {} of host memory (all movable weights), which cannot be swapped",
         super::human_bytes(bytes)
     );
     match free.map(|free| (free, pinnable(free))) {
         Some((free, most)) if bytes > most => format!(
-            "{all}; of the {} that are free here {} may be, and the rest goes through 32 MiB at the price of a copy by the \
-             processor\n",
+            "{all}; of the {} free on this machine {} can be pinned, and the processor copies the rest through 32 \
+             MiB\n",
             super::human_bytes(free),
             super::human_bytes(most)
         ),
@@ -323,6 +358,30 @@ fn fixed_split(slots: usize, c: &ModelConfig) -> String {
         100.0 * layers as f64 / c.layers as f64,
         100.0 * share,
         100.0 * skewed
+    )
+}
+
+/// Which layers the device computes alone, and what that saves.
+fn whole_layers(plan: &Plan) -> String {
+    let d = &plan.details;
+    let whole: Vec<usize> = (0..plan.layers.len()).filter(|&l| plan.layers[l].whole).collect();
+    if whole.is_empty() || whole.len() == plan.layers.len() {
+        return String::new();
+    }
+    let named = |run: &[usize]| match run {
+        [one] => one.to_string(),
+        run => format!("{} to {}", run[0], run[run.len() - 1]),
+    };
+    let runs: Vec<String> = whole.chunk_by(|a, b| a + 1 == *b).map(named).collect();
+    format!(
+        "whole layers: {} ({} of {}) need no processor, which saves {:.1} us each; the FFNs of a token {:.2} ms, with the most activations on the \
+         device {:.2} ms\n",
+        runs.join(", "),
+        whole.len(),
+        plan.layers.len(),
+        d.split_us,
+        d.ffn_us / 1e3,
+        d.ffn_us_by_impact / 1e3
     )
 }
 
@@ -393,9 +452,9 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
     let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
     let ilp = d.ilp.as_ref().map_or(String::new(), |ilp| {
         format!(
-            "integer programme: objective {}{}, ours is {:.6} % below it, {:.0} ms\n",
-            ilp.objective,
-            if ilp.optimal { ", proven the best" } else { " when its time was over" },
+            "integer programme: value {}{}, ours is {:.6} % below it, {:.0} ms\n",
+            ilp.value,
+            if ilp.optimal { ", proven the best" } else { " at its time limit" },
             100.0 * ilp.gap,
             ilp.solve_ms
         )
@@ -405,7 +464,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
          slots a layer: {} to {}, median {}; {all} of {} ({:.1} %) in {} layers\n\
          {}\
          share of activations on the device: {:.1} % ({})\n\
-         {}: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} on\n\
+         {}{}: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} on\n\
          {}\
          solved in {:.1} ms in batches of {}; gap to the upper bound {:.6} %\n{ilp}machine {}\n",
         printable(&c.name),
@@ -427,6 +486,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
         if c.form.experts.is_some_and(|e| !e.by_neuron) { fixed_split(all, c) } else { String::new() },
         share(plan.objective, d.total_impact),
         printable(&subject.counted),
+        whole_layers(plan),
         unit(c).0,
         d.t_cpu_us,
         d.t_gpu_us,

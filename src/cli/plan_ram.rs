@@ -12,12 +12,12 @@ use crate::scheduler::Policy;
 use comfy_table::{CellAlignment, Table};
 use std::path::Path;
 
-/// Shares of the way from the least memory to all of it that are shown beside the plan.
+/// Shares of the way from the least memory to all of it that are shown next to the plan.
 const SHOWN: [f64; 7] = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0];
 /// Bytes to which a plan's memory is rounded up, for people.
 const ROUND: f64 = (1 << 20) as f64;
 
-/// What is asked for, as typed.
+/// The options of the plan.
 pub(super) struct Asked<'a> {
     /// MODEL.
     pub name: &'a Path,
@@ -27,7 +27,7 @@ pub(super) struct Asked<'a> {
     pub min_speed: Option<f64>,
     /// Threads, at most.
     pub threads: Option<usize>,
-    /// Positions of keys and values, and whether they were asked for.
+    /// Positions of keys and values, and whether the user set them.
     pub context: (usize, bool),
     /// Type of keys and values.
     pub kv: KvType,
@@ -35,7 +35,7 @@ pub(super) struct Asked<'a> {
     pub parallel: usize,
     /// Machine-readable.
     pub json: bool,
-    /// Who stays in memory, where that is not to be what `run` does by itself.
+    /// Which neurons stay in memory; `None` is the default of `run`.
     pub policy: Option<Policy>,
     /// Tokens that were recorded, in place of drawn ones.
     pub trace: Option<&'a Path>,
@@ -49,13 +49,14 @@ fn recorded(model: &Model, path: &Path) -> Result<TraceFile> {
         return Ok(trace);
     }
     Err(Error::Usage(format!(
-        "--trace {}: it is of another model ({}); record this one: dynamicinfer-lab record MODEL --text FILE -o FILE.trace",
+        "--trace {}: the trace belongs to another model ({}); record this one: dynamicinfer-lab record MODEL --text \
+         FILE -o FILE.trace",
         printable(&path.to_string_lossy()),
         printable(&of.model)
     )))
 }
 
-/// Plans for the memory and the speed that are asked for, and prints it.
+/// Plans for the given memory and speed, and prints the plan.
 ///
 /// # Errors
 /// [`Error::Usage`] for values that mean nothing, and where there is nothing to plan; [`Error::Memory`] where nothing within the limits is
@@ -63,15 +64,15 @@ fn recorded(model: &Model, path: &Path) -> Result<TraceFile> {
 pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction) -> Result<()> {
     let Some(model) = &subject.model else {
         return Err(Error::Usage(
-            "--shape: a plan of memory and disk is for a model that lies here; give --vram SIZE".into(),
+            "--shape: a plan of memory and disk needs a model's files; give a MODEL, or --vram SIZE".into(),
         ));
     };
     if let Some(speed) = asked.min_speed.filter(|s| !(*s > 0.0 && s.is_finite())) {
-        return Err(Error::Usage(format!("--min-speed {speed}: take tokens a second above 0")));
+        return Err(Error::Usage(format!("--min-speed {speed}: give tokens/s above 0")));
     }
     let threads = asked.threads.unwrap_or_else(crate::config::default_threads);
     if !(1..=1024).contains(&threads) {
-        return Err(Error::Usage(format!("--threads {threads}: take 1 to 1024")));
+        return Err(Error::Usage(format!("--threads {threads}: give 1 to 1024")));
     }
     let trace = asked.trace.map(|path| recorded(model, path)).transpose()?;
     let rate = |threads| Ok(decode_gb_s(model.quant, threads)? * 1e9);
@@ -128,7 +129,8 @@ pub(super) fn run(asked: &Asked<'_>, subject: &Subject, prediction: &Prediction)
     }
     if prediction.computed_share == 1.0 && subject.config.activation.is_sparse() {
         eprintln!(
-            "without a predictor every neuron is computed and comes from disk; make one: dynamicinfer train-predictor MODEL --text FILE"
+            "without a predictor every neuron is read from disk; make one: dynamicinfer train-predictor MODEL \
+             --text FILE"
         );
     }
     super::print(&shown(asked, subject, prediction, &answer, &best, &all))
@@ -142,7 +144,8 @@ fn nothing_within(answer: &RamAnswer, limits: &DiskLimits) -> Error {
     }
     let fastest = machine.fastest(model, &DiskLimits { speed: 0.0, ..*limits }).map_or(0.0, |plan| plan.speed);
     Error::Memory(format!(
-        "{:.1} tokens/s are not reached here: with {} it is {fastest:.1} at most; ask for less, allow more --ram, or pack the model in a smaller type",
+        "{:.1} tokens/s are out of reach: with {} at most {fastest:.1}; lower --min-speed, raise --ram, or pack \
+         the model in a smaller type",
         limits.speed,
         if limits.bytes.is_finite() { human_bytes(limits.bytes as u64) } else { "all of it in memory".into() }
     ))
@@ -196,7 +199,7 @@ fn shown(
         c.form.experts.map_or("neurons".into(), |experts| format!("{}s", experts.noun())),
         100.0 * prediction.computed_share,
         prediction.counted,
-        if prediction.ahead { ", asked for one layer ahead" } else { "" },
+        if prediction.ahead { ", prefetched one layer ahead" } else { "" },
         human_bytes(answer.least_bytes),
         human_bytes(answer.all_bytes),
         rates(machine),

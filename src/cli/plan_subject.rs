@@ -1,4 +1,4 @@
-//! What `plan` plans for: a model that is here or a shape, how often its neurons are active, and its predictors.
+//! The subject of `plan`: a model or a shape, how often its neurons are active, and its predictors.
 
 use super::model_arg::{ModelArgs, Terminal, parse_activation};
 use crate::cpu::sign;
@@ -14,27 +14,29 @@ use crate::placement::shapes::{footprint, shape};
 use crate::predictor;
 use std::path::PathBuf;
 
-/// MODEL or a shape, and what is known of it, as typed.
+/// MODEL or a shape, and its options.
 #[derive(clap::Args)]
 pub(super) struct SubjectArgs {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, a name that `ls` lists, or `demo`
+    /// Hugging Face directory, .gguf, .neurons file, name from `ls`, or `demo`
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     pub model: Option<PathBuf>,
-    /// Plan a model that is not here: llama-7b, llama-13b or llama-70b with ReLU, its activations after a power law, or a mixture of
-    /// experts, all used alike: qwen3-30b-a3b, qwen3.5-35b-a3b, gpt-oss-20b, gpt-oss-120b, mixtral-8x7b or
-    /// smallthinker-21b
+    /// Built-in model shape, such as llama-7b; an unknown name lists all
+    ///
+    /// llama-7b, llama-13b and llama-70b have ReLU and activations by a power law. The mixtures, whose experts are all used alike, are
+    /// qwen3-30b-a3b, qwen3.5-35b-a3b, gpt-oss-20b, gpt-oss-120b, mixtral-8x7b and smallthinker-21b.
     #[arg(long, value_name = "NAME")]
     pub shape: Option<String>,
-    /// Type of the weights: f32, f16, q8_0, q4_k and so on, of a model also a mix such as q4_k_m [default: nearest to the model's; of a shape f16, a mixture's own 4 bits]
+    /// Type of the weights: f32, f16, q8_0, q4_k or others; for a model also a mix such as q4_k_m [default: nearest to the model's; for a
+    /// shape f16, for a mixture of 4 bits those]
     #[arg(long)]
     pub quant: Option<Types>,
-    /// Activation function of a model that does not say it: relu, drelu, silu and so on, as of `pack`
+    /// Activation function of a model that names none: relu, drelu, silu and others, as in `pack`
     #[arg(long, value_parser = parse_activation, conflicts_with = "shape")]
     pub activation: Option<NamedActivation>,
-    /// Activation profile to take instead of the model's own
+    /// Activation profile to use instead of the model's own
     #[arg(long, value_name = "FILE", conflicts_with = "shape")]
     pub profile: Option<PathBuf>,
-    /// Predictors on the device: auto counts the trained ones, else signs, and none for models without ReLU
+    /// Predictors on the device: auto is the trained ones, else signs, and none for models without ReLU
     #[arg(long, value_enum, ignore_case = true, default_value_t = PredictorArg::Auto)]
     pub predictor: PredictorArg,
 }
@@ -48,7 +50,7 @@ impl SubjectArgs {
         let one = |types: Types| {
             types
                 .one()
-                .ok_or_else(|| Error::Usage(format!("--quant {types}: a shape is planned with one type, such as q4_k")))
+                .ok_or_else(|| Error::Usage(format!("--quant {types}: a shape has one type; give one, such as q4_k")))
         };
         self.quant.map(one).transpose()
     }
@@ -62,7 +64,7 @@ pub(super) enum PredictorArg {
     None,
 }
 
-/// What is planned for.
+/// The subject of a plan.
 pub(super) struct Subject {
     pub config: ModelConfig,
     /// Type of the weights, in words.
@@ -79,11 +81,10 @@ pub(super) struct Subject {
     pub active_share: f64,
 }
 
-/// Share of the neurons of a ReLU model that a token has active, where they were not counted: what the demo model has, and about what is
-/// published of the large ones.
+/// Assumed share of active neurons of a ReLU model without counts: that of the demo model, and about that published for large ones.
 const ACTIVE_SHARE: f64 = 0.1;
 
-/// What is planned, for a device, where neurons inside experts are placed by themselves, or for disk, from which whole experts come.
+/// The subject of a plan: for a device, which places neurons inside experts one by one, or for disk, from which whole experts are read.
 pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
     if let Some(name) = &args.shape {
         let config = shape(name)?;
@@ -107,7 +108,8 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
     let all_computed = model.config.form.experts.is_some_and(|experts| !experts.routed());
     let profile = match &args.profile {
         Some(_) if all_computed => {
-            let why = "--profile: every token needs all of this model's clusters, so nothing is placed by a profile; leave it out";
+            let why = "--profile: every token needs all of this model's clusters, so a profile has no effect; \
+                 leave it out";
             return Err(Error::Usage(why.into()));
         }
         Some(path) => Some((path.clone(), artifacts::profile_at(&model, path)?)),
@@ -142,7 +144,8 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
             false => (clusters, model.config.form.experts.map_or("neuron", |e| e.noun())),
         };
         eprintln!(
-            "there is no activation profile for this model, so every {what} counts the same; make one: dynamicinfer profile MODEL --text FILE"
+            "this model has no activation profile, so every {what} counts the same; make one: dynamicinfer \
+             profile MODEL --text FILE"
         );
         (vec![vec![1; of]; layers], 0, format!("no profile: every {what} counts the same"), ACTIVE_SHARE)
     };
@@ -171,7 +174,7 @@ pub(super) struct Prediction {
 const SIGNS_COMPUTE: f64 = 0.6;
 
 const NO_NETWORK: &str =
-    "--predictor mlp: there is none for this model yet; make one: dynamicinfer train-predictor MODEL --text FILE";
+    "--predictor mlp: this model has none yet; make one: dynamicinfer train-predictor MODEL --text FILE";
 
 /// What is placed by itself.
 fn cluster(c: &ModelConfig) -> &'static str {
@@ -180,7 +183,7 @@ fn cluster(c: &ModelConfig) -> &'static str {
 
 /// Of the neurons of experts, of which a token has the share `routed`, by the network that was trained.
 fn inside(trained: Option<PredictorFile>, wanted: PredictorArg, routed: f64) -> Result<Prediction> {
-    // The processor asks it, beside the router, so that it takes nothing of a device.
+    // The processor runs it, next to the router, so it needs no device memory.
     let bytes = 0;
     match trained {
         None if wanted == PredictorArg::Mlp => Err(Error::Usage(NO_NETWORK.into())),
@@ -221,11 +224,11 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
         if matches!(wanted, PredictorArg::Mlp | PredictorArg::Sign) {
             return Err(Error::Usage(match e.routed() {
                 true if e.by_neuron && on_device => {
-                    "--predictor sign: a mixture that is packed by neuron takes mlp or none".into()
+                    "--predictor sign: a mixture packed by neuron has mlp or none".into()
                 }
-                true => "--predictor: this is a mixture of experts, and its routers predict".into(),
+                true => "--predictor: this model is a mixture of experts, whose routers predict; leave it out".into(),
                 false => {
-                    "--predictor: this store holds clusters, all of which are computed; pack the model by neuron".into()
+                    "--predictor: this store holds clusters, which are computed whole; pack the model by neuron".into()
                 }
             }));
         }

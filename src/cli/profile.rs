@@ -17,16 +17,16 @@ use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Tokens per window at most, unless the user says otherwise: what Ctrl-C throws away of the work is one window.
+/// The default limit of tokens per window: Ctrl-C discards the work of one window.
 const MAX_WINDOW: usize = 1024;
-/// The share that the activation thresholds of silu and gelu models leave inactive, unless the user says otherwise (CATS, Lee et al. 2024).
+/// The default share that the activation thresholds of silu and gelu models leave inactive (CATS, Lee et al. 2024).
 const SPARSITY: f32 = 0.5;
 
 /// Count which neurons are active on texts
 ///
 /// Runs MODEL densely over the texts and records, per layer and neuron, how often it was active, and how alike
-/// neighbouring tokens, texts and layers are. The profile is kept for the model and added to: texts that it has are
-/// passed over. Without --text the model's profile is shown. After Ctrl-C the same command goes on.
+/// neighbouring tokens, texts and layers are. The model keeps the profile, and further texts are added to it; texts that
+/// it has are skipped. Without --text the profile is shown. After Ctrl-C the same command resumes.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -38,18 +38,18 @@ pub struct Args {
     /// Count the first N tokens of each text only
     #[arg(long, value_name = "N", requires = "text")]
     max_tokens: Option<usize>,
-    /// silu and gelu models: the share of neurons that is to count as inactive, those with the smallest |act(gate)|
+    /// Silu and gelu models: the share of neurons to count as inactive, those with the smallest |act(gate)|
     /// [default: 0.5]
     #[arg(long, requires = "text")]
     sparsity: Option<f32>,
-    /// Start a new profile instead of adding to the one that is there
+    /// Start a new profile instead of adding to the existing one
     #[arg(long, requires = "text")]
     fresh: bool,
-    /// Tokens per window; a window knows nothing of the one before [default: the model's context, at most 1024]
+    /// Tokens per window; windows are independent [default: the model's context, at most 1024]
     #[arg(short, long = "ctx-size", requires = "text")]
     context: Option<usize>,
-    /// File to write and add to, or without --text to show [default: beside a .neurons file if it has one, else in the
-    /// user's data directory]
+    /// File to write and add to, or without --text to show [default: next to a .neurons file if one exists there, else in
+    /// the user's data directory]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Machine-readable
@@ -62,12 +62,14 @@ pub struct Args {
     engine: EngineArgs,
 }
 
-const EXAMPLES: &str = "\
-Examples:
-  dynamicinfer profile demo                                  the profile that comes with the demo model
+const EXAMPLES: &str = "Examples:
+  dynamicinfer profile demo                                  the profile that \
+     comes with the demo model
   dynamicinfer profile M --text a.txt b.txt --max-tokens 50000
-  dynamicinfer profile M --text c.txt                        adds c.txt to it
-  dynamicinfer profile M --plot plots                        draws what is there";
+  dynamicinfer \
+     profile M --text c.txt                        adds c.txt to it
+  dynamicinfer profile M --plot \
+     plots                        draws the profile";
 
 pub fn run(args: Args) -> Result<()> {
     read_texts(&args.text)?;
@@ -128,18 +130,23 @@ fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Res
     if let Some(share) = args.sparsity
         && (sparse || !(share > 0.0 && share < 1.0))
     {
-        let why = if sparse { "this model's own zeros decide" } else { "take a share between 0 and 1" };
+        let why = if sparse {
+            "this model's activation has zeros, which decide; leave it out"
+        } else {
+            "give a \
+             share between 0 and 1"
+        };
         return Err(Error::Usage(format!("--sparsity {share}: {why}")));
     }
     if let (Some(old), Some(share)) = (old.and_then(|old| old.header.sparsity), args.sparsity)
         && old != share
     {
         let why = format!("--sparsity {share}: the profile has activation thresholds for {old}");
-        return Err(Error::Usage(format!("{why}; take those, or start anew with --fresh")));
+        return Err(Error::Usage(format!("{why}; use those, or start a new one with --fresh")));
     }
     let window = args.context.unwrap_or(model.config.context.min(MAX_WINDOW));
     if window == 0 || args.max_tokens == Some(0) {
-        return Err(Error::Usage("-c and --max-tokens: take at least one token".into()));
+        return Err(Error::Usage("-c and --max-tokens: give at least 1 token".into()));
     }
     check_context(&model, window, args.engine.kv())?;
     let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
@@ -149,7 +156,7 @@ fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Res
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let sum = checksum(&text);
         if texts.iter().any(|t| t.info.checksum == sum) {
-            eprintln!("{}: the same text is named twice; it counts once", printable(&name));
+            eprintln!("{}: the same text is given twice; it counts once", printable(&name));
             continue;
         }
         let input = Input::new(&name, &text, &tokenizer, args.max_tokens.unwrap_or(usize::MAX), window)?;
@@ -187,7 +194,7 @@ fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Res
         None => None,
         Some(Ok(begun)) => {
             let done: usize = begun.texts.iter().map(|t| t.info.tokens).sum();
-            eprintln!("going on after {done} tokens that an interrupted run counted");
+            eprintln!("resuming after {done} tokens of an interrupted run");
             Some(begun)
         }
         Some(Err(error)) => {
@@ -203,7 +210,7 @@ fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Res
     if let Err(Error::Interrupted) = made
         && partial.exists()
     {
-        eprintln!("what was counted is kept in {}; the same command goes on from there", partial.display());
+        eprintln!("the counts are kept in {}; the same command resumes", partial.display());
     }
     made.map(Some)
 }

@@ -6,7 +6,7 @@ use crate::formats::profile_file::AHEADS;
 use crate::profile::Statistics;
 use std::path::{Path, PathBuf};
 
-/// Writes the plots into `dir` and says which files they are. `of` is the model and what it read.
+/// Writes the plots into `dir` and lists the files. `of` is the model and its texts.
 pub fn plot(dir: &Path, s: &Statistics, of: &str) -> Result<Vec<PathBuf>> {
     let plots = [
         ("cdf.svg", spreads(s)),
@@ -29,7 +29,7 @@ fn spreads(s: &Statistics) -> Plot {
         cdf.iter().enumerate().map(|(i, &y)| (100.0 * i as f64 / last, 100.0 * y)).collect()
     };
     let last = s.layers.len().saturating_sub(1);
-    // Layers lie close together: of many, the first and the last have names, and what all of them do together.
+    // Layers are close together: of many, only the first, the last and the mean are named.
     let many = s.layers.len() > 6;
     let layer = |(i, l): (usize, &crate::profile::LayerStatistics)| Line {
         faint: many && i > 0 && i < last,

@@ -1,11 +1,11 @@
-//! Progress of long work: a bar on a terminal, a line per tenth elsewhere, nothing for work that is soon done.
+//! Progress of long work: a bar on a terminal, one line with an estimate elsewhere, nothing for short work.
 
 use crate::clock::{self, Duration, Instant};
 use crate::error::Result;
 use crate::interrupt;
 use indicatif::{ProgressBar, ProgressStyle};
-use parking_lot::Mutex;
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Work shorter than this shows nothing.
 const PATIENCE: Duration = Duration::from_millis(400);
@@ -16,16 +16,16 @@ pub enum Unit {
     Tokens,
     Questions,
     Rows,
-    /// Work whose parts mean nothing to people.
+    /// Work whose parts have no meaning for users.
     Percent,
 }
 
-/// Runs long work so that Ctrl-C ends it within half a second, in the midst of a step if need be: what it has not finished writing is
-/// removed, and `kept` says what is left.
+/// Runs long work so that Ctrl-C ends it within half a second, in the middle of a step if necessary. Unfinished files are removed, and `kept`
+/// reports what remains.
 pub fn stoppable<T>(kept: impl FnOnce() + Send + 'static, work: impl FnOnce() -> T) -> T {
     let restore = move || {
         crate::formats::temporary::remove_unfinished();
-        // The bar's line stays; what is said begins on one of its own.
+        // The bar's line stays; messages begin on a new one.
         if std::io::stderr().is_terminal() {
             eprintln!("");
         }
@@ -40,7 +40,8 @@ pub struct Progress {
     unit: Unit,
     start: Instant,
     bar: Option<ProgressBar>,
-    tenths: Mutex<u64>,
+    /// Set once the line was written, where there is no terminal.
+    told: AtomicBool,
 }
 
 impl Progress {
@@ -59,10 +60,10 @@ impl Progress {
             bar.set_style(style.expect("the template is well formed"));
             bar
         });
-        Progress { what, unit, start: clock::now(), bar, tenths: Mutex::new(0) }
+        Progress { what, unit, start: clock::now(), bar, told: AtomicBool::new(false) }
     }
 
-    /// Shows how far it is, and ends the work after Ctrl-C.
+    /// Shows the progress, and ends the work after Ctrl-C.
     pub fn step(&self, done: u64, total: u64) -> Result<()> {
         interrupt::check()?;
         if self.start.elapsed() < PATIENCE {
@@ -77,18 +78,17 @@ impl Progress {
                 bar.set_position(done);
             }
             None => {
-                let tenth = done * 10 / total.max(1);
-                let mut shown = self.tenths.lock();
-                if tenth > *shown {
-                    *shown = tenth;
-                    eprintln!("{}: {}0 %", self.what, tenth);
+                let (tenth, seconds) = (done * 10 / total.max(1), self.start.elapsed().as_secs_f64());
+                if tenth > 0 && !self.told.swap(true, Ordering::Relaxed) {
+                    let all = seconds * total as f64 / done as f64;
+                    eprintln!("{}: {tenth}0 % after {seconds:.1} s, about {all:.0} s in all", self.what);
                 }
             }
         }
         Ok(())
     }
 
-    /// Takes the bar away; the time it took, where it took any.
+    /// Removes the bar, and reports the time of work on bytes that took more than a second.
     pub fn finish(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

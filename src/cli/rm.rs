@@ -4,16 +4,16 @@ use std::path::{Path, PathBuf};
 
 /// Remove packed models from the cache
 ///
-/// What a model was packed from stays where it is, and the next use packs it again. A daemon that runs a removed copy goes on.
+/// The source files stay, and the next use packs the model again. A daemon that runs a removed copy is not affected.
 #[derive(clap::Args)]
 pub struct Args {
     /// Names that `ls` lists, or what they were packed from
     #[arg(required_unless_present = "unused")]
     models: Vec<PathBuf>,
-    /// Remove every copy whose source is gone or that cannot be used
+    /// Remove every copy that is unusable or whose source no longer exists
     #[arg(long, conflicts_with = "models")]
     unused: bool,
-    /// Only say what would be removed
+    /// Only list what would be removed
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
@@ -21,7 +21,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let chosen = if args.unused { unused() } else { chosen(&args.models)? };
     if chosen.is_empty() {
-        eprintln!("nothing to remove: every packed model can be used, and what it was made from is still there");
+        eprintln!("nothing to remove: every packed model is usable and its source exists");
     }
     for one in chosen {
         let what = if args.dry_run { "would remove" } else { "removed" };
@@ -68,9 +68,7 @@ fn copies(model: &Path) -> Result<Vec<Stored>> {
     };
     if found.is_empty() {
         let name = printable(&name);
-        return Err(Error::Usage(format!(
-            "no packed model is called '{name}'; `dynamicinfer ls` lists those that there are"
-        )));
+        return Err(Error::Usage(format!("no packed model is called '{name}'; `dynamicinfer ls` lists all")));
     }
     Ok(found)
 }

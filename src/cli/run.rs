@@ -20,45 +20,45 @@ use crate::tokenizer::{Special, Tokenizer};
 use serde::Serialize;
 use std::io::{IsTerminal, Read};
 
-/// Prompts above this are surely a mistake: no model has such a context.
+/// Longer prompts are a mistake: no model has such a context.
 const MAX_PROMPT: u64 = 64 << 20;
 
 /// Answer or continue a prompt
 ///
-/// A model with a chat template answers PROMPT as a user's message; one without, and any with --raw, goes on with the text. It
-/// streams to stdout; a last line on stderr tells the speed. Without PROMPT it is read from a pipe; on a terminal the chat opens.
+/// A model with a chat template answers PROMPT as a user's message; a model without one, and any model with --raw, continues the text. The
+/// text streams to stdout; the last line on stderr reports the speed. Without PROMPT the text comes from a pipe; on a terminal a chat opens.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Text to answer or to continue; read from stdin when piped
+    /// Text to answer or continue [default: stdin]
     prompt: Option<String>,
-    /// Tokens to generate; -1 until the model ends or the context is full [default: 256]
-    #[arg(short, long, allow_negative_numbers = true)]
+    /// Most tokens to generate; -1: no limit [default: 256]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     n_predict: Option<i64>,
     /// Context: tokens of prompt and answer together [default: the model's, at most 4096]
-    #[arg(short, long = "ctx-size")]
+    #[arg(short, long = "ctx-size", value_name = "N")]
     context: Option<usize>,
     /// System message, for a model with a chat template
-    #[arg(long, conflicts_with = "raw")]
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
-    /// Continue PROMPT as it is, without the model's chat template
-    #[arg(long, visible_alias = "no-chat")]
+    /// Continue PROMPT without the model's chat template
+    #[arg(long, alias = "no-chat")]
     raw: bool,
-    /// Refuse a model without a chat template, instead of continuing the text
-    #[arg(long, conflicts_with = "raw")]
+    /// Fail if the model has no chat template, instead of continuing the text
+    #[arg(long, conflicts_with = "raw", hide_short_help = true)]
     chat: bool,
-    /// One JSON object at the end instead of a stream
+    /// Print one JSON object at the end instead of a stream
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// How many tokens back the penalties look
-    #[arg(long, default_value_t = 64)]
+    /// Number of last tokens that the penalties apply to
+    #[arg(long, value_name = "N", default_value_t = 64)]
     repeat_last_n: usize,
     #[command(flatten)]
     sparsity: SparsityArgs,
-    /// Check the predictor at every Nth token against the true activations, and report its recall; 0 for never
+    /// Compare the predictor with the true activations at every Nth token, and report its recall; 0: never
     #[arg(long, value_name = "N", default_value_t = 64)]
     audit: u64,
     #[command(flatten)]
@@ -85,7 +85,7 @@ struct Answer {
     /// Neurons computed / all while generating.
     computed_share: f64,
     /// Of a run with a device.
-    /// Share of the truly active neurons that were computed, and the tokens that it was looked at.
+    /// Share of the truly active neurons that were computed, and the number of tokens checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     recall: Option<f64>,
     audited_tokens: u64,
@@ -97,7 +97,7 @@ pub fn run(args: Args) -> Result<()> {
     let params = SamplingParams { repeat_last_n: args.repeat_last_n, ..args.sampling.params()? };
     params.validate()?;
     if let Some(n) = args.n_predict.filter(|&n| n < -1) {
-        return Err(Error::Usage(format!("-n {n}: take -1 or more")));
+        return Err(Error::Usage(format!("-n {n}: give -1 or more")));
     }
     if args.wants_a_chat() {
         return chat::run(args.into_chat());
@@ -132,14 +132,14 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 impl Args {
-    /// On a terminal, without a prompt and with nothing that only a single answer has, people want to talk.
+    /// Whether to open a chat: on a terminal, without a prompt, and without options for a single answer.
     fn wants_a_chat(&self) -> bool {
         let single = self.raw || self.json || self.trace.is_on() || !self.device.lab.vram_schedule.is_empty();
         let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
         self.prompt.is_none() && !single && terminal
     }
 
-    /// The same model, opened in the same way, to talk to: in this process, for `run` never asks the daemon.
+    /// A chat with the same model and options: in this process, because `run` never uses the daemon.
     fn into_chat(self) -> chat::Args {
         chat::Args {
             model: Some(self.model.model.to_string_lossy().into_owned()),
@@ -175,17 +175,17 @@ fn read_prompt(given: Option<&str>) -> Result<String> {
     let mut stdin = std::io::stdin();
     if stdin.is_terminal() {
         return Err(Error::Usage(
-            "there is no prompt: dynamicinfer run MODEL \"Once upon a time\", or pipe one in".into(),
+            "the prompt is missing: dynamicinfer run MODEL \"Once upon a time\", or pipe one in".into(),
         ));
     }
     let mut bytes = Vec::new();
     let read =
         stdin.by_ref().take(MAX_PROMPT + 1).read_to_end(&mut bytes).map_err(Error::io("read", "stdin".as_ref()))?;
     if read as u64 > MAX_PROMPT {
-        return Err(Error::Usage(format!("the prompt is larger than {} MiB", MAX_PROMPT >> 20)));
+        return Err(Error::Usage(format!("the prompt is larger than {} MiB; shorten it", MAX_PROMPT >> 20)));
     }
     let mut text = String::from_utf8(bytes).map_err(|e| Error::Usage(format!("the prompt is not UTF-8 text: {e}")))?;
-    // The newline that echo adds is not meant.
+    // `echo` adds a newline.
     if text.ends_with('\n') {
         text.pop();
     }
@@ -209,12 +209,14 @@ fn prompt_tokens(args: &Args, tokenizer: &Tokenizer, prompt: &str) -> Result<Vec
         None => tokenizer.encode_prompt(prompt, Special::AsText)?,
     };
     if tokens.is_empty() {
-        return Err(Error::Usage("the prompt is empty and this model has no token to begin a text with".into()));
+        return Err(Error::Usage(
+            "the prompt is empty, and this model has no token that begins a text; write a prompt".into(),
+        ));
     }
     Ok(tokens)
 }
 
-/// That the context has room for an answer behind the prompt.
+/// Checks that the context has room for an answer after the prompt.
 fn check_prompt(model: &Model, prompt: usize, context: usize) -> Result<()> {
     if prompt < context {
         return Ok(());
@@ -309,7 +311,7 @@ fn generate(
     })
 }
 
-/// Before generated token number `token`. A budget that cannot be is refused and the old one stays: the text goes on.
+/// Before generated token number `token`. An impossible budget is refused; the old one stays, and generation continues.
 fn change_budget(args: &Args, device: &DeviceSession, engine: &mut Engine, token: usize) {
     for vram in args.device.budgets_at(token) {
         if let Err(error) = device.budget.set(engine, vram) {

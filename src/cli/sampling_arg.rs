@@ -1,4 +1,4 @@
-//! `--temp` and what else the sampler takes, as typed.
+//! `--temp` and the sampler's other options.
 
 use crate::engine::sampler::SamplingParams;
 use crate::error::{Error, Result};
@@ -9,39 +9,39 @@ use serde_json::{Map, Value, json};
 #[derive(Args, Clone, Default)]
 pub struct SamplingArgs {
     /// Temperature; 0 always takes the likeliest token [default: 0.8]
-    #[arg(long, alias = "temperature", allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", alias = "temperature", allow_negative_numbers = true)]
     temp: Option<f32>,
-    /// Choose among the K likeliest tokens; 0 is all [default: 40]
-    #[arg(long, allow_negative_numbers = true)]
+    /// Choose among the K likeliest tokens; 0: all [default: 40]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<usize>,
-    /// Choose among the likeliest tokens that have this probability together; 1 is all [default: 0.95]
-    #[arg(long, allow_negative_numbers = true)]
+    /// Choose among the likeliest tokens of this total probability [default: 0.95]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
-    /// Drop tokens less likely than this share of the likeliest [default: 0.05]
-    #[arg(long, allow_negative_numbers = true)]
+    /// Drop tokens below this share of the likeliest [default: 0.05]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Divide the logits of repeated tokens by this [default: 1]
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
-    /// Subtract this from the logits of tokens that were there [default: 0]
-    #[arg(long, allow_negative_numbers = true)]
+    /// Subtract this from the logits of repeated tokens [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
-    /// Subtract this times their count from the logits of tokens that were there [default: 0]
-    #[arg(long, allow_negative_numbers = true)]
+    /// Subtract this, times their count, from the logits of repeated tokens [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
-    /// Seed of the sampler: the same seed gives the same text [default: a new one, told at the end]
-    #[arg(short, long)]
+    /// Seed of the sampler: the same seed repeats the text [default: random]
+    #[arg(short, long, value_name = "N")]
     seed: Option<u64>,
-    /// End before this text; may be given several times
-    #[arg(long, allow_hyphen_values = true)]
+    /// Stop before this text; may be repeated
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
-    /// Keep generating past the model's end-of-text token
+    /// Continue after the model's end-of-text token
     #[arg(long)]
     pub ignore_eos: bool,
 }
 
 impl SamplingArgs {
-    /// What was typed, and for the rest the defaults, with a new seed.
+    /// The options given, and defaults for the others, with a new seed.
     ///
     /// # Errors
     /// [`Error::Usage`] for a figure that is out of range.
@@ -62,13 +62,13 @@ impl SamplingArgs {
         Ok(params)
     }
 
-    /// What was typed, as fields of a request; what nobody has said is left to who answers.
+    /// The options given, as fields of a request; the answering engine sets the others.
     ///
     /// # Errors
     /// [`Error::Usage`] for a figure that is out of range.
     pub fn fields(&self) -> Result<Map<String, Value>> {
         self.params()?;
-        // As it was typed, not as the nearest f32 is written in twice as many digits.
+        // The number as given, not the nearest f32 in twice as many digits.
         let number = |value: f32| json!(value.to_string().parse::<f64>().unwrap_or(value.into()));
         let typed = [
             ("temperature", self.temp.map(number)),
@@ -86,7 +86,7 @@ impl SamplingArgs {
     }
 }
 
-/// The sampler's settings in the files, for who answers requests that do not say them.
+/// The sampler's settings in the configuration files, for requests that do not set them.
 ///
 /// # Errors
 /// [`Error::Usage`] for a figure that is out of range.

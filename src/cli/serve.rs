@@ -21,28 +21,28 @@ use std::sync::Arc;
 /// running answers end, a second one does not; SIGHUP reads the settings again. docs/serve.md is the guide.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A model to load at the start; others, and none, with `load` and `stop` [default: serve.model]
+    /// Model to load at the start; `load` and `stop` change it [default: serve.model]
     model: Option<String>,
     /// Unix socket to listen at; only you can open it [default: $XDG_RUNTIME_DIR/dynamicinfer.sock,
-    /// or /tmp/dynamicinfer-UID/dynamicinfer.sock where that directory is not there]
+    /// or /tmp/dynamicinfer-UID/dynamicinfer.sock without that directory]
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Settings file to read beside the user's and the system's
+    /// Settings file to read besides the user's and the system's
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Listen at a TCP port of this machine, too: 8093, localhost:8093; asks for a bearer token
+    /// Also listen at a TCP port of this machine: 8093, localhost:8093; clients need a bearer token
     #[arg(long, value_name = "[ADDRESS:]PORT")]
     listen: Option<String>,
-    /// A page at /ui to watch the daemon and change its budget; with --listen for a browser, whose password is the token
+    /// Serve a page at /ui to watch the daemon and change its budget; for a browser add --listen: the password is the token
     #[arg(long)]
     ui: bool,
-    /// What requests call the model [default: its file's name]
+    /// The model's name in requests [default: its file's name]
     #[arg(long)]
     name: Option<String>,
-    /// Requests that may wait; more are answered 429
+    /// Most requests that wait; further ones are answered 429
     #[arg(long, value_name = "N")]
     queue: Option<u64>,
-    /// Answers at once, 1 to 32
+    /// Most answers that run at once, 1 to 32
     #[arg(long, value_name = "N")]
     parallel: Option<u64>,
     #[command(flatten)]
@@ -57,7 +57,7 @@ pub fn run(args: Args) -> Result<()> {
     let config = args.config.clone();
     let settings = flags.settings(config.as_deref())?;
     let loader = ModelLoader { args: args.engine, trace: args.trace, named: args.model };
-    // Nobody may be there to read it, or the disk that it goes to may be full: that is no reason to stop.
+    // A closed stderr or a full disk behind it is no reason to stop.
     let say = |text: &str| eprintln!("{text}");
     serve::run(settings, Arc::new(loader), move || flags.settings(config.as_deref()), say)
 }
@@ -69,7 +69,7 @@ const MAPPED_BYTES: i32 = 128 << 10;
 /// Has the C library serve all threads' allocations from two arenas. By default each thread gets an arena of its own, up to eight per
 /// core, and keeps what its largest request took: the daemon's memory grows with every thread that a burst of requests reaches. A
 /// token allocates nothing, so no thread waits for the arenas' locks. Large buffers stay out of them: by default the size from which
-/// on they do grows with the largest that was freed, up to 32 MiB, and what lies above a freed one keeps its pages.
+/// on they do grows with the largest that was freed, up to 32 MiB, and memory above a freed one keeps its pages.
 fn bound_arenas() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the calls set numbers in the C library, which takes its own lock; no memory of ours is involved.
@@ -116,7 +116,7 @@ impl Flags {
 pub struct ModelLoader {
     pub args: LoaderArgs,
     pub trace: TraceArgs,
-    /// The model that was named beside the flags, whose files some of them are about.
+    /// The model that was given with the flags; some flags refer to its files.
     pub named: Option<String>,
 }
 
@@ -153,7 +153,7 @@ impl ModelLoader {
             if !left.is_empty() {
                 let named = crate::error::printable(named);
                 Terminal.note(&format!(
-                    "{} of the command line: for {named}, and left out for another model",
+                    "{} of the command line applies to {named} and is ignored for another model",
                     left.join(", ")
                 ));
             }
@@ -195,7 +195,7 @@ impl ModelLoader {
     }
 }
 
-/// The last part of a path without what only says its format.
+/// The last part of a path, without its format.
 fn model_name(model: &str) -> String {
     let path = Path::new(model.trim_end_matches('/'));
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();

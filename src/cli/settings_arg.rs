@@ -8,19 +8,19 @@ use crate::settings::{Origin, Settings};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
-/// What every verb takes that talks to the daemon.
+/// The arguments of every verb that talks to the daemon.
 #[derive(Args, Clone)]
 pub struct SocketArgs {
     /// The daemon's Unix socket [default: serve.socket, or $XDG_RUNTIME_DIR/dynamicinfer.sock,
-    /// or /tmp/dynamicinfer-UID/dynamicinfer.sock where that directory is not there]
+    /// or /tmp/dynamicinfer-UID/dynamicinfer.sock without that directory]
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Seconds to wait for the daemon's answer; of what takes long, as `load` does, for a sign of life
+    /// Seconds to wait for the daemon's answer; for long work such as `load`, for a sign of life
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 }
 
-/// As nothing was typed.
+/// The options where none is given.
 impl Default for SocketArgs {
     fn default() -> SocketArgs {
         SocketArgs { socket: None, timeout: 10 }
@@ -53,10 +53,10 @@ pub fn read(named: Option<&Path>) -> Result<Settings> {
     Settings::read(&config::config_files(), named, config::variable)
 }
 
-/// What was typed for a key, else what the settings say of it; what `load` was given comes before both.
+/// The option given for a key, else its setting; an option of `load` precedes both.
 ///
 /// # Errors
-/// [`Error::Usage`] for a setting that `parse` refuses, with where it comes from.
+/// [`Error::Usage`] with the origin of a setting that `parse` refuses.
 pub fn chosen<T>(
     settings: &Settings,
     key: &'static str,

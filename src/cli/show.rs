@@ -16,10 +16,10 @@ use comfy_table::Table;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Show what a model, or a predictor file, is made of
+/// Show the parts and types of a model or a predictor file
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face directory, a .gguf, a packed .neurons file, a .predictor, or `demo`
+    /// Hugging Face directory, .gguf, .neurons file, .predictor file, or `demo`
     model: PathBuf,
     /// Machine-readable
     #[arg(long)]
@@ -27,7 +27,7 @@ pub struct Args {
     /// Read the whole .neurons or .predictor file and compare its checksums
     #[arg(long)]
     verify: bool,
-    /// Activation function of a model that does not say it: relu, drelu, silu and so on, as of `pack`
+    /// Activation function of a model that names none: relu, drelu, silu and others, as in `pack`
     #[arg(long, value_parser = parse_activation)]
     activation: Option<NamedActivation>,
 }
@@ -37,7 +37,7 @@ struct Shown {
     /// As text; bytes that are none are replaced.
     path: String,
     packed: bool,
-    /// `run` reads it where it lies and packs nothing.
+    /// `run` memory-maps it without packing.
     in_place: bool,
     /// The packed file: what `path` is, or its copy in the cache; none if it is not packed.
     store: Option<String>,
@@ -76,7 +76,7 @@ struct TypeShown {
     name: &'static str,
     /// What the tensors are, without the numbers of their layers.
     parts: Vec<String>,
-    /// In how many layers each part has this type; 0 for what stands outside layers.
+    /// In how many layers each part has this type; 0 for parts outside layers.
     #[serde(skip)]
     in_layers: Vec<usize>,
     tensors: usize,
@@ -210,7 +210,7 @@ fn packed(args: &Args, path: &Path) -> Result<Option<Model>> {
         return Model::open(path).map(Some);
     }
     let options = ModelOptions { activation: args.activation, ..ModelOptions::new(path) };
-    // Without a cache directory nothing is packed there; what is wrong with the files is said when they are opened.
+    // Without a cache directory no copy exists; errors in the files are reported when they are opened.
     Ok(options.packed(path, &Quiet).unwrap_or(None))
 }
 
@@ -228,7 +228,7 @@ fn verify<H: Header>(file: &SectionFile<H>) -> Result<()> {
     Ok(())
 }
 
-/// What a predictor file says of itself: whose it is, and a row per layer and look-ahead.
+/// The contents of a predictor file: its model, and a row per layer and prefetch distance.
 fn show_predictor(args: &Args, path: &Path) -> Result<()> {
     let file = predictor_file::open(path)?;
     if args.verify {
@@ -306,8 +306,8 @@ fn describe(
 fn checksums(shown: &Shown) -> Option<&'static str> {
     shown.store.as_ref()?;
     Some(match shown.block_checksums {
-        true => "of each block of the FFNs, compared when it is first read from disk (--ram)",
-        false => "of whole sections only; packed again, it has what reads from disk are compared with",
+        true => "of each FFN block, verified at its first read from disk (--ram)",
+        false => "of whole sections only; pack it again to verify reads from disk",
     })
 }
 
@@ -317,12 +317,12 @@ fn table(shown: &Shown) -> String {
     let state = match &shown.store {
         Some(store) if *store == shown.path => format!("packed as {}, {size}", shown.quant),
         Some(store) => format!("packed as {}, {size}, at {}", shown.quant, printable(store)),
-        None if shown.in_place => format!("read where it lies, {size}; nothing is packed"),
+        None if shown.in_place => format!("memory-mapped without packing, {size}"),
         None => format!("not packed; run packs it as {}, {size}", shown.quant),
     };
     let state = match &shown.copies[..] {
         [] => state,
-        copies => format!("{state}; packed otherwise, too: {}", printable(&copies.join(", "))),
+        copies => format!("{state}; other packed copies: {}", printable(&copies.join(", "))),
     };
     let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
     let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));

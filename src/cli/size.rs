@@ -48,9 +48,18 @@ pub fn parse(text: &str) -> Result<u64, String> {
     let part = fraction.parse::<u128>().unwrap_or(0) * unit as u128 / 10u128.pow(fraction.len() as u32);
     let bytes = whole as u128 * unit as u128 + part;
     match bytes {
-        0 => Err(format!("'{shown}' is no room at all; {how}")),
+        0 => Err(format!("'{shown}' is zero; {how}")),
         b if b > ABSURD as u128 => Err(absurd()),
         b => Ok(b as u64),
+    }
+}
+
+/// Bytes as [`parse`] reads them back: in the largest unit of which they are a whole number.
+pub fn written(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB")];
+    match units.into_iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift) {
+        Some((shift, unit)) => format!("{}{unit}", bytes >> shift),
+        None => bytes.to_string(),
     }
 }
 
@@ -78,7 +87,7 @@ mod tests {
             ("1024TiB", 1 << 50),
         ] {
             match bytes {
-                0 => assert!(parse(text).unwrap_err().contains("no room at all")),
+                0 => assert!(parse(text).unwrap_err().contains("is zero")),
                 _ => assert_eq!(parse(text), Ok(bytes), "{text}"),
             }
         }
@@ -87,8 +96,8 @@ mod tests {
     #[test]
     fn what_is_no_size_is_refused_with_what_to_write() {
         for (text, why) in [
-            ("0", "no room at all"),
-            ("0GiB", "no room at all"),
+            ("0", "is zero"),
+            ("0GiB", "is zero"),
             ("-8GiB", "is negative"),
             ("-0", "is negative"),
             ("8 Gi", "not a size"),
@@ -108,6 +117,13 @@ mod tests {
         ] {
             let said = parse(text).unwrap_err();
             assert!(said.contains(why) && said.contains("write 8GiB"), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_written_as_it_is_read() {
+        for (bytes, text) in [(8 << 30, "8GiB"), (1536 << 20, "1536MiB"), (1_000_000, "1000000")] {
+            assert_eq!((super::written(bytes).as_str(), parse(text)), (text, Ok(bytes)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `--predictor` and what belongs to it, as typed.
+//! `--predictor` and its options.
 
 use super::settings_arg::chosen;
 use crate::error::Result;
@@ -11,34 +11,33 @@ use std::path::PathBuf;
 
 #[derive(Args, Clone, Default, PartialEq)]
 pub struct SparsityArgs {
-    /// What tells which neurons a token needs: dense (all), exact, sign, mlp or auto; by layer as `mlp,dense@0,exact@3-5`, where a part
-    /// without layers is for all that no other part names
+    /// Predictor that selects the neurons of each token: dense (all), exact, sign, mlp or auto
     ///
-    /// exact computes every gate first, then what fired: nothing is lost, a third is always read. sign compares sign bits
-    /// of gates and input and needs no training; calibrated, it misses less. mlp is trained with `train-predictor`. auto, the default, takes
-    /// for a ReLU model the trained one if there is one, else sign if it is calibrated, else dense; dense for others.
-    #[arg(long, value_name = "KIND[@LAYERS],...")]
+    /// exact computes every gate, then only the active neurons: exact results, and a third of the weights is always read. sign compares the
+    /// sign bits of gates and input; it needs no training, and misses fewer neurons if calibrated. mlp is trained by `train-predictor`. auto
+    /// (the default) takes, for a ReLU model, mlp if it is trained, else sign if it is calibrated, else dense; for other models dense. By
+    /// layer: `mlp,dense@0,exact@3-5`; a part without layers is for all layers that no other part names.
+    #[arg(long, value_name = "KIND")]
     predictor: Option<PredictorChoice>,
-    /// Probability from which on a neuron is computed, 0 to 1 [default: the predictor file's]
-    #[arg(long)]
+    /// Compute neurons from this probability on, 0 to 1 [default: from the predictor file]
+    #[arg(long, value_name = "P")]
     threshold: Option<f32>,
     /// Predict a layer from the residual this many layers before it
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, value_name = "LAYERS", default_value_t = 0)]
     ahead: usize,
-    /// Of silu and gelu models: share of the neurons to leave out, those of the smallest |act(gate)| [default: 0.5]
-    #[arg(long)]
+    /// Silu and gelu models: share of the neurons to leave out, those with the smallest |act(gate)| [default: 0.5]
+    #[arg(long, value_name = "SHARE")]
     sparsity: Option<f32>,
-    /// Predictor file to take instead of the model's own
+    /// Predictor file to use instead of the model's own
     #[arg(long, value_name = "FILE")]
     predictor_file: Option<PathBuf>,
-    /// Texts to calibrate the sign predictor on first, once, where the model has no trained one
+    /// Calibrate the sign predictor on these texts first, once, if no mlp is trained
     #[arg(long, value_name = "FILE,...", value_delimiter = ',')]
     calibrate: Vec<PathBuf>,
 }
 
 impl SparsityArgs {
-    /// The same for another model than the one that it was typed for: without what belongs to a model's predictor. Returns also the flags that are
-    /// left out.
+    /// The options for another model: without those that refer to one model's predictor. Also returns the flags that are left out.
     pub fn for_another_model(&self) -> (SparsityArgs, Vec<&'static str>) {
         let predictor = self.predictor.clone().filter(|choice| !choice.is_of_one_model());
         let typed = [
@@ -53,20 +52,20 @@ impl SparsityArgs {
         (SparsityArgs { predictor, ..SparsityArgs::default() }, left)
     }
 
-    /// What was typed; without a predictor the best there is.
+    /// The options given; without a predictor the default, auto.
     pub fn options(&self) -> SparsityOptions {
         self.options_or(PredictorChoice::default())
     }
 
-    /// What was typed; without a predictor every neuron is computed.
+    /// The options given; without a predictor every neuron is computed.
     pub fn options_or_dense(&self) -> SparsityOptions {
         self.options_or(Kind::Dense.into())
     }
 
-    /// What was typed; without a predictor what the setting `engine.predictor` says.
+    /// The options given; without a predictor the setting `engine.predictor`.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a setting that is none.
+    /// [`Error::Usage`] for an invalid setting.
     pub fn options_or_setting(&self, settings: &Settings) -> Result<SparsityOptions> {
         let predictor = chosen(settings, "engine.predictor", self.predictor.clone(), str::parse)?;
         Ok(SparsityArgs { predictor, ..self.clone() }.options())

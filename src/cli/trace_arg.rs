@@ -1,4 +1,4 @@
-//! `--trace FILE`: a timeline of what host and device did.
+//! `--trace FILE`: a timeline of host and device.
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -12,8 +12,9 @@ const BEGINS: &[u8] = b"{\"traceEvents\":";
 
 #[derive(Args, Clone, Default)]
 pub struct TraceArgs {
-    /// Write a timeline of host and device to this file, for ui.perfetto.dev, and say at the end what both did at the same time.
-    /// The last 262144 slices are kept, also of a run that fails or is interrupted
+    /// Write a timeline of host and device to this file, for ui.perfetto.dev, and print a summary of their overlap
+    ///
+    /// The file keeps the last 262144 slices, also if the run fails or is interrupted.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
@@ -23,7 +24,7 @@ impl TraceArgs {
         self.trace.is_some()
     }
 
-    /// Before anything long begins, a file that cannot be written is told of; then whatever the engine does is kept.
+    /// Reports a file that cannot be written before anything long begins; then records the engine.
     pub fn begin(&self, engine: &mut Engine) -> Result<()> {
         let Some(path) = &self.trace else { return Ok(()) };
         super::output::check("--trace", path, |head| head.starts_with(BEGINS))?;
@@ -34,7 +35,7 @@ impl TraceArgs {
         Ok(())
     }
 
-    /// Writes what was kept, and says what it comes to.
+    /// Writes the timeline and prints its summary.
     pub fn write(&self, engine: &mut Engine) -> Result<()> {
         let (Some(path), Some(timeline)) = (&self.trace, engine.timeline()) else { return Ok(()) };
         let bytes = serde_json::to_vec(&Chrome(timeline))
@@ -45,7 +46,7 @@ impl TraceArgs {
         Ok(())
     }
 
-    /// As [`TraceArgs::write`], whatever came of the run; its own failure comes first.
+    /// As [`TraceArgs::write`], also after a failed run; the run's own failure comes first.
     pub fn write_after<T>(&self, engine: &mut Engine, run: Result<T>) -> Result<T> {
         let written = self.write(engine);
         let answer = run?;

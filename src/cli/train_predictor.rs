@@ -17,7 +17,7 @@ use comfy_table::Table;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// Default number of tokens to look at: minutes for a small model, and about a megabyte of text.
+/// Default number of tokens: minutes for a small model, and about a megabyte of text.
 const TOKENS: usize = 262_144;
 /// As the default of --ahead.
 const AHEAD: [usize; 3] = [1, 2, 4];
@@ -34,11 +34,10 @@ const BUDGET_PERCENT: u64 = 10;
 
 /// Train the networks that predict which neurons a token needs
 ///
-/// Runs MODEL densely over the texts, notes which neurons were active, and trains a small network per layer, and for each
-/// --ahead one that looks so many layers ahead. Their sizes are searched: sparse and uneven layers need less. All together
-/// they stay below a tenth of the model. The file goes where `run --predictor mlp` finds it. After Ctrl-C the same command
-/// goes on where it was. Of a mixture of experts with ReLU they say which neurons inside an expert may fire, and are used once
-/// it is packed (`pack`).
+/// Runs MODEL densely over the texts, records the active neurons, and trains a small network per layer, and another one for each --ahead,
+/// which predicts that many layers ahead. Their sizes are searched: sparse and uneven layers need less. Together they stay below a tenth of
+/// the model. `run --predictor mlp` finds the file. After Ctrl-C the same command resumes. In a mixture of experts with ReLU they predict
+/// the neurons inside the experts, and are used once the model is packed (`pack`).
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -63,13 +62,13 @@ pub struct Args {
 /// What training and calibrating have in common.
 #[derive(clap::Args)]
 pub struct TextArgs {
-    /// Text files to learn from; the more they are like what the model will be used for, the better
+    /// Text files to learn from; best are texts like those that the model will be used for
     #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
     pub text: Vec<PathBuf>,
-    /// Layers to look ahead, besides predicting each layer from its own residual; 0 for none
+    /// Layers to predict ahead, besides predicting each layer from its own residual; 0: none
     #[arg(long, value_delimiter = ',', default_value = "1,2,4")]
     pub ahead: Vec<usize>,
-    /// Share of the active neurons that is to be found [default: train-predictor 0.95, calibrate 0.9]
+    /// Share of the active neurons to find [default: train-predictor 0.95, calibrate 0.9]
     #[arg(long)]
     pub recall: Option<f64>,
     /// File to write [default: in the user's data directory, where the model finds it]
@@ -90,14 +89,14 @@ Examples:
 /// How a verb reads texts.
 pub struct Reading {
     pub kind: Kind,
-    /// Tokens at most, as the user says and otherwise.
+    /// The most tokens: by the user, and by default.
     pub limit: Option<usize>,
     pub default: usize,
     pub sparsity: Option<f64>,
     pub seed: u64,
 }
 
-/// What was asked for, checked; and the model's tokens of the texts.
+/// The checked options, and the texts as tokens of the model.
 pub struct Asked {
     pub options: Options,
     pub texts: JoinedTexts,
@@ -110,17 +109,17 @@ impl TextArgs {
         let Reading { kind, limit, default, sparsity, seed } = reading;
         let recall = self.recall.unwrap_or(if kind == Kind::MlpPredictor { RECALL } else { RECALL_OF_SIGNS });
         if !(recall > 0.0 && recall < 1.0) {
-            return Err(Error::Usage(format!("--recall {recall}: take a share between 0 and 1")));
+            return Err(Error::Usage(format!("--recall {recall}: give a share between 0 and 1")));
         }
         let mixture = model.config.form.experts.is_some();
         if mixture && self.ahead != AHEAD && self.ahead != [0] {
-            let why = "--ahead: inside experts a layer is predicted from its own residual, and the routers look ahead; leave it out";
+            let why = "--ahead: neurons of experts are predicted from their own layer's residual; leave it out";
             return Err(Error::Usage(why.into()));
         }
-        // What is there by default is not to be explained.
+        // Defaults need no note.
         let far = self.ahead.iter().find(|&&k| !mixture && k >= model.config.layers && !AHEAD.contains(&k));
         if let Some(far) = far {
-            eprintln!("note: the model has {} layers, so nothing is {far} layers ahead", model.config.layers);
+            eprintln!("note: the model has {} layers, so none is {far} layers ahead", model.config.layers);
         }
         let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
         let mut texts = JoinedTexts::default();
@@ -157,16 +156,19 @@ fn activation_thresholds(model: &Model, sparsity: Option<f64>) -> Result<Vec<f32
     if model.config.activation.is_sparse() {
         return match sparsity {
             None => Ok(vec![0.0; layers]),
-            Some(share) => Err(Error::Usage(format!("--sparsity {share}: this model's own zeros decide"))),
+            Some(share) => Err(Error::Usage(format!(
+                "--sparsity {share}: this model's activation has zeros, which \
+                 decide; leave it out"
+            ))),
         };
     }
     let share = sparsity.unwrap_or(SPARSITY);
     if !(share > 0.0 && share < 1.0) {
-        return Err(Error::Usage(format!("--sparsity {share}: take a share between 0 and 1")));
+        return Err(Error::Usage(format!("--sparsity {share}: give a share between 0 and 1")));
     }
     let missing = || {
         Error::Usage(format!(
-            "every neuron of a {} model is active a little; what is left out is decided by a profile of it. Make one first: \
+            "a {} model has no zeros: its profile decides which neurons count as inactive; make one first: \
              dynamicinfer profile MODEL --text FILE",
             model.config.activation
         ))
@@ -175,18 +177,17 @@ fn activation_thresholds(model: &Model, sparsity: Option<f64>) -> Result<Vec<f32
     (0..layers).map(|layer| profile.threshold_for_sparsity(layer, share).ok_or_else(missing)).collect()
 }
 
-/// Where samples and finished parts lie until the file is written, and the lock that keeps others from using and removing them.
+/// The folder of samples and finished parts until the file is written, and the lock that keeps other processes from it.
 fn work_dir(key: u64) -> Result<(PathBuf, File)> {
-    let cache = crate::config::cache_dir().ok_or_else(|| {
-        Error::Usage("there is no cache directory for the samples: set HOME or XDG_CACHE_HOME".into())
-    })?;
+    let cache = crate::config::cache_dir()
+        .ok_or_else(|| Error::Usage("no cache directory for the samples: set HOME or XDG_CACHE_HOME".into()))?;
     let dir = cache.join("training").join(format!("{key:016x}"));
     std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
     let lock = dir.with_extension("lock");
     let file = File::create(&lock).map_err(Error::io("create", &lock))?;
     // A file system without locks keeps no other process out.
     if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
-        let why = "the same is being made by another command now; wait for it, or change something (--seed, --tokens)";
+        let why = "another command makes the same file now; wait for it, or change an option (--seed, --tokens)";
         return Err(Error::Failed(why.into()));
     }
     Ok((dir, file))
@@ -202,8 +203,8 @@ pub fn samples(engine: &mut Engine, asked: &Asked, dir: &Path) -> Result<Samples
     let needed = plan.extent.file_bytes();
     if let Some(free) = free_bytes(dir).filter(|&free| free < needed) {
         return Err(Error::Failed(format!(
-            "{} has {} free and samples of {} tokens need {}; free some, set XDG_CACHE_HOME to a larger place, or take \
-             fewer --tokens",
+            "{} has {} free and samples of {} tokens need {}; free some space, set XDG_CACHE_HOME to a larger \
+             disk, or lower --tokens",
             dir.display(),
             super::human_bytes(free),
             plan.extent.tokens(),
@@ -235,7 +236,7 @@ pub fn with_samples(
     let kept = move || {
         let is_file = |entry: std::io::Result<std::fs::DirEntry>| entry.is_ok_and(|entry| entry.path().is_file());
         match std::fs::read_dir(&parts).is_ok_and(|mut entries| entries.any(is_file)) {
-            true => eprintln!("what is finished was kept; the same command goes on"),
+            true => eprintln!("finished parts are kept; the same command resumes"),
             // Nothing is in it.
             false => drop(std::fs::remove_dir_all(&parts)),
         }

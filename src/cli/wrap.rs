@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-/// Breaks a text that comes in pieces into lines as wide as the terminal. What a word will be is known at its end, so the last one waits.
+/// Breaks a text that arrives in pieces into lines as wide as the terminal. A word is known at its end, so the last one waits.
 #[derive(Default)]
 pub struct Wrap {
     /// Columns of the line so far.
@@ -107,7 +107,7 @@ mod tests {
         let letters: Vec<String> = text.chars().map(String::from).collect();
         let letters: Vec<&str> = letters.iter().map(String::as_str).collect();
         assert_eq!(wrapped(&letters, 10), wrapped(&[text], 10));
-        // Nothing is lost but blanks that a line's end stands for.
+        // Only blanks that a line's end replaces are lost.
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(words(&wrapped(&[text], 40)), words(text));
         assert!(wrapped(&[text], 40).lines().all(|line| line.len() <= 40));

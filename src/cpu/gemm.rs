@@ -36,9 +36,9 @@ pub const SCALED_ROWS: usize = 32;
 /// The most that a kernel of [`ScaledAcross`] makes of a share of a scale and of a number of a column. Their product, divided by 2^15, is the
 /// most that a code is, 127.
 #[cfg(target_arch = "x86_64")]
-pub(super) const MOST_SHARE: f32 = 2048.0;
+pub(super) const MAX_SHARE: f32 = 2048.0;
 #[cfg(target_arch = "x86_64")]
-pub(super) const MOST_NUMBER: f32 = 2032.0;
+pub(super) const MAX_NUMBER: f32 = 2032.0;
 
 /// Most columns of [`ScaledAcross`].
 pub const SCALED_LANES: usize = 32;

@@ -89,7 +89,7 @@ pub const MAX_COLUMNS: usize = 32;
 pub type Dot = unsafe fn(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize);
 
 /// With fewer columns than this, turning rows of floats for a tile takes longer than the row kernels do.
-const FEWEST_FLOATS: usize = 48;
+const MIN_FLOATS: usize = 48;
 
 /// Rows that [`Kernels::products`] gives a [`Gemm`] at a time.
 const MAX_GEMM_ROWS: usize = 256;
@@ -137,7 +137,7 @@ fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Takes bytes out of all caches: who reads them next reads memory. Only on x86-64, where there are kernels that memory holds back.
+/// Evicts these bytes from the CPU's caches, so that the next read comes from memory. Only on x86-64, whose kernels are limited by memory.
 pub fn flush(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the lines are readable, and every processor has the instructions.
@@ -403,12 +403,12 @@ impl Kernels {
     /// The form in which products of whole matrices of this type take `n` columns.
     pub fn form(&self, quant: Quant, n: usize) -> ManyForm {
         match (self.prefill, self.gemm(quant, Bits::Eight)) {
-            (Prefill::Int8, None) if n >= FEWEST_FLOATS && self.sixteen_for(quant).is_some() => ManyForm::Sixteen,
+            (Prefill::Int8, None) if n >= MIN_FLOATS && self.sixteen_for(quant).is_some() => ManyForm::Sixteen,
             (Prefill::Int8, Some(_)) if n >= self.fewest_codes[quant.index()] => ManyForm::Codes,
             _ if n <= MAX_COLUMNS => ManyForm::Rows,
             (Prefill::Exact, _) => ManyForm::Floats,
             (_, Some(_)) => ManyForm::Codes,
-            (Prefill::Int8, None) if quant.input() != Input::Floats || n < FEWEST_FLOATS => ManyForm::Rows,
+            (Prefill::Int8, None) if quant.input() != Input::Floats || n < MIN_FLOATS => ManyForm::Rows,
             _ => ManyForm::Floats,
         }
     }

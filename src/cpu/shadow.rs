@@ -123,7 +123,7 @@ pub struct Magnitudes {
 /// Bins of an octave, and octaves: what is beyond them counts as the last.
 const BINS: usize = 8;
 const OCTAVES: usize = 40;
-const LEAST: f32 = 1.0 / (1 << 20) as f32;
+const MIN_VALUE: f32 = 1.0 / (1 << 20) as f32;
 
 impl Default for Magnitudes {
     fn default() -> Magnitudes {
@@ -135,7 +135,7 @@ impl Magnitudes {
     /// Counts numbers.
     pub fn add(&mut self, values: &[f32]) {
         for value in values {
-            let bin = ((value.abs() / LEAST).max(1.0).log2() * BINS as f32) as usize;
+            let bin = ((value.abs() / MIN_VALUE).max(1.0).log2() * BINS as f32) as usize;
             self.counts[bin.min(BINS * OCTAVES - 1)] += 1;
         }
         self.top = self.top.max(top(values));
@@ -147,7 +147,7 @@ impl Magnitudes {
         let mut left = (all as f64 * share) as u64;
         for (bin, &count) in self.counts.iter().enumerate().rev() {
             if count > left {
-                return (LEAST * ((bin + 1) as f32 / BINS as f32).exp2()).min(self.top);
+                return (MIN_VALUE * ((bin + 1) as f32 / BINS as f32).exp2()).min(self.top);
             }
             left -= count;
         }

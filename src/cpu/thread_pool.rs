@@ -26,10 +26,10 @@ const WAKES: usize = 2;
 struct Padded<T>(T);
 
 struct Shared {
-    /// Number of the call's tasks, times 2^32, plus the next to take. Whoever adds one and finds that a task was left has it, whatever the
-    /// call was when it looked before.
+    /// Number of the call's tasks, times 2^32, plus the next to take. A thread that adds one and finds that a task was left has it, whatever
+    /// the call was when it looked before.
     tickets: Padded<AtomicU64>,
-    /// Tasks of the call that are done.
+    /// Tasks of the call that are done; before the first call, workers that are ready.
     done: Padded<AtomicUsize>,
     /// The call's closure, type erased; valid while there is a task that was taken and is not done.
     call: AtomicPtr<()>,
@@ -84,7 +84,14 @@ impl ThreadPool {
             })
             // Where the system gives no more threads, those that there are do the work: it is the same, and slower.
             .map_while(std::io::Result::ok)
-            .collect();
+            .collect::<Vec<_>>();
+        // Each thread has waited once before the first parallel call: a first wait allocates.
+        let mut guard = shared.lock.lock();
+        shared.wake_caller.wait_for(&mut guard, Duration::ZERO);
+        while shared.done.0.load(Ordering::Relaxed) < workers.len() {
+            shared.wake_caller.wait(&mut guard);
+        }
+        drop(guard);
         ThreadPool { shared, workers, beside: None }
     }
 
@@ -116,7 +123,7 @@ impl ThreadPool {
         }
         assert!(tasks < 1 << 31);
         let s = &*self.shared;
-        // No task is left that somebody may have taken: nobody reads these.
+        // No task of the last call is left to take, so no thread reads these.
         s.closure.store((&raw const f).cast_mut().cast(), Ordering::Relaxed);
         s.call.store(call::<F> as Call as *mut (), Ordering::Relaxed);
         s.done.0.store(0, Ordering::Relaxed);
@@ -168,7 +175,7 @@ struct Join<'a> {
 impl Drop for Join<'_> {
     fn drop(&mut self) {
         let s = self.shared;
-        // Where a task of the caller's has panicked, there may be some that nobody has taken: they count as done.
+        // Where a task of the caller's has panicked, some may be left that no thread has taken: they count as done.
         let mut others = self.tasks - self.mine;
         while std::thread::panicking() && left(s.tickets.0.load(Ordering::Relaxed)) > 0 {
             if left(s.tickets.0.fetch_add(1, Ordering::Relaxed)) > 0 {
@@ -202,7 +209,7 @@ impl Drop for ThreadPool {
     }
 }
 
-/// Tasks that nobody has taken, by the tickets.
+/// Tasks that no thread has taken, by the tickets.
 const fn left(tickets: u64) -> u64 {
     (tickets >> 32).saturating_sub(tickets & 0xffff_ffff)
 }
@@ -210,13 +217,19 @@ const fn left(tickets: u64) -> u64 {
 /// Wakes some of the workers that sleep.
 fn wake(s: &Shared) {
     if s.sleepers.load(Ordering::SeqCst) > 0 {
-        // Whoever has counted itself and does not wait yet has the lock.
+        // A thread that has counted itself and does not wait yet has the lock.
         drop(s.lock.lock());
         (0..WAKES).for_each(|_| _ = s.wake_workers.notify_one());
     }
 }
 
 fn work(s: &Shared, thread: usize) {
+    {
+        let mut guard = s.lock.lock();
+        s.wake_workers.wait_for(&mut guard, Duration::ZERO);
+        s.done.0.fetch_add(1, Ordering::Relaxed);
+        s.wake_caller.notify_one();
+    }
     loop {
         let called = || left(s.tickets.0.load(Ordering::SeqCst)) > 0 || s.stop.load(Ordering::SeqCst);
         if !spin_until(s, called) {
@@ -251,7 +264,7 @@ fn work(s: &Shared, thread: usize) {
 
 /// Takes tasks until none is left, and counts them in `mine`.
 fn take_tasks(s: &Shared, thread: usize, mine: &mut usize) {
-    // Looks first: adding for nothing takes the line from those who have something to take.
+    // Looks first: a needless add takes the cache line from threads that have a task to take.
     while left(s.tickets.0.load(Ordering::Relaxed)) > 0 {
         let tickets = s.tickets.0.fetch_add(1, Ordering::Acquire);
         if left(tickets) == 0 {
@@ -289,7 +302,7 @@ pub struct Parts<T>(*mut T, usize);
 unsafe impl<T: Send> Sync for Parts<T> {}
 
 impl<T> Parts<T> {
-    /// Shares `slice`, without borrowing it: whoever calls [`Parts::part`] promises that it is still there.
+    /// Shares `slice`, without borrowing it: the caller of [`Parts::part`] promises that it is still valid.
     pub fn new(slice: &mut [T]) -> Parts<T> {
         Parts(slice.as_mut_ptr(), slice.len())
     }

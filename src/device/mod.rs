@@ -88,7 +88,7 @@ pub struct Totals {
     pub copies: u64,
     /// Calls that were run.
     pub launches: u64,
-    /// Calls for which nobody had prepared the device ([`Device::prepare`]): it took memory for them, and waited, when they were launched.
+    /// Calls for which the device was not prepared ([`Device::prepare`]): launching them allocated memory, and waited.
     pub unprepared: u64,
 }
 
@@ -228,7 +228,7 @@ pub trait Device: Send {
     /// Copies bytes of the buffer `from`, from its byte `at` on, to the host, when the stream comes to it.
     ///
     /// # Safety
-    /// `to` is writable for `bytes`, and nobody looks at it, until the copy is done.
+    /// `to` is writable for `bytes`, and nothing reads it, until the copy is done.
     unsafe fn copy_out(&mut self, stream: Stream, from: Buffer, at: u64, to: *mut u8, bytes: usize);
 
     /// Runs the kernel of `call`, when the stream comes to it.

@@ -12,7 +12,7 @@ pub struct Block {
     pub slot: u32,
 }
 
-// SAFETY: the pointer is used by whoever has the device, by the promise of whoever asks for the move.
+// SAFETY: only the owner of the device uses the pointer, by the promise of the caller that asked for the move.
 unsafe impl Send for Block {}
 
 /// How many blocks at the front of `blocks`, of `bytes` bytes each, follow each other both in host memory and in slots, so that one copy

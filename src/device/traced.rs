@@ -21,7 +21,7 @@ struct Stretch {
     layer: Option<u32>,
     marks: [Event; 2],
     put_ns: u64,
-    /// When the host saw that it was over; the end of the pass, if nobody asked before.
+    /// When the host saw that it was over; the end of the pass, if it was not asked before.
     seen_ns: u64,
 }
 
@@ -331,7 +331,7 @@ impl Device for Traced {
 
     fn record(&mut self, stream: Stream, event: Event) {
         if stream == Stream::Compute {
-            // The span ends before the mark, so that whoever waits for the event knows that the span is over.
+            // The span ends before the mark, so that a wait for the event proves that the span is over.
             self.closes();
             let at = event.0 as usize;
             if self.before.len() <= at {

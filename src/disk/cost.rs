@@ -8,7 +8,7 @@ const AT_ONCE: usize = 64;
 /// Bytes of them together, at most.
 const BYTES_AT_ONCE: usize = 16 << 20;
 /// The longest read that is measured: longer ones have the same rate.
-const LONGEST: usize = 1 << 20;
+const MAX_READ: usize = 1 << 20;
 
 /// A disk's costs with many reads under way: a read of b bytes takes `read_us + b / gb_s`. Two measured points give both.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,11 +29,11 @@ impl DiskCosts {
         DiskCosts { read_us: (small_us - small as f64 * us_per_byte).max(0.0), gb_s: 1e-3 / us_per_byte }
     }
 
-    /// Bytes that nobody wants between two wanted runs, up to which reading all at once takes less time than two reads.
+    /// Unwanted bytes between two wanted runs, up to which reading all at once takes less time than two reads.
     pub fn gap(&self) -> usize {
         /// Beyond this the threads, not the disk, were slow when it was measured: a busy machine said 2.6 MB, and room for that was asked for.
-        const MOST: usize = 32 << 10;
-        ((self.read_us * self.gb_s * 1e3) as usize).min(MOST)
+        const MAX_BYTES: usize = 32 << 10;
+        ((self.read_us * self.gb_s * 1e3) as usize).min(MAX_BYTES)
     }
 
     /// Microseconds that a read of so many bytes takes among others.
@@ -51,7 +51,7 @@ impl DiskCosts {
     /// `None` where the span is too short to say anything, or reads fail.
     pub fn measure(disk: &mut dyn Disk, first: u64, span: u64, bytes: usize) -> Option<DiskCosts> {
         let (small, large) =
-            (disk.align().max(4096), bytes.clamp(DiskCosts::OF_NEURONS, LONGEST).next_multiple_of(disk.align()));
+            (disk.align().max(4096), bytes.clamp(DiskCosts::OF_NEURONS, MAX_READ).next_multiple_of(disk.align()));
         if span < (16 * large) as u64 {
             return None;
         }
@@ -143,7 +143,7 @@ mod tests {
         let us = |bytes: usize, gb_s: f64| bytes as f64 / (gb_s * 1e3);
         let costs = DiskCosts::from_points((4096, us(4096, 0.27)), (24576, us(24576, 0.9)));
         assert!((costs.read_us - 12.7).abs() < 0.5 && (costs.gb_s - 1.69).abs() < 0.1, "{costs:?}");
-        // One neuron of 12 KiB that nobody wants may be read along, two may not.
+        // One unwanted neuron of 12 KiB may be read along, two may not.
         assert!((12_288..24_576).contains(&costs.gap()), "{}", costs.gap());
         let two_reads = 2.0 * costs.us(12_288);
         assert!(costs.us(3 * 12_288) < two_reads && costs.us(4 * 12_288) > two_reads);

@@ -19,8 +19,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// Reads that are under way at once, at most: NVMe disks reach their rate with 32 to 128 small ones, and what was asked for while a layer
-/// is computed has to go on through the next one's attention, when nobody begins others.
+/// Reads that are under way at once, at most: NVMe disks reach their rate with 32 to 128 small ones, and reads that were begun
+/// while a layer is computed must last through the next one's attention, when no others are begun.
 pub const DEPTH: usize = 256;
 
 /// Place of the first byte of the second of a disk's files; of each other one as far behind that before it.
@@ -51,7 +51,7 @@ pub struct Read {
     pub into: *mut u8,
 }
 
-// SAFETY: a plain description; whoever submits it answers for the memory.
+// SAFETY: a plain description; the caller that submits it answers for the memory.
 unsafe impl Send for Read {}
 
 /// How a read has ended: with so many bytes, which may be fewer than asked for, or with the system's error number.
@@ -75,7 +75,7 @@ pub trait Disk: Send {
     /// Begins reads; no more than [`DEPTH`] are under way.
     ///
     /// # Safety
-    /// Until the end of each has been told, its memory is there and nobody else uses it.
+    /// Until the end of each has been reported, its memory stays valid and nothing else uses it.
     unsafe fn begin(&mut self, reads: &[Read]);
 
     /// Calls `done` for each read that has ended since the last call; with `wait` it waits for one first, if any is under way.

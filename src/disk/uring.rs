@@ -84,7 +84,7 @@ impl Disk for Uring {
 
     fn ended(&mut self, wait: bool, done: &mut dyn FnMut(u32, Outcome)) {
         if wait {
-            // A signal may end it early: whoever waits asks again.
+            // A signal may end it early: the caller that waits asks again.
             let _ = self.ring.submit_and_wait(1);
         }
         for entry in self.ring.completion() {

@@ -48,7 +48,7 @@ pub struct VirtualDisk {
     speed: Speed,
     /// Until when the bytes of earlier reads come, ns.
     busy_until: u64,
-    /// Nanoseconds that have gone by for who waits.
+    /// Nanoseconds that have gone by in waiting.
     clock: Arc<AtomicU64>,
     under_way: Vec<UnderWay>,
     /// How often it is asked in vain until it tells of the next.
@@ -79,7 +79,7 @@ impl VirtualDisk {
         }
     }
 
-    /// The same with reads that take time, and its clock: the nanoseconds that have gone by because somebody waited.
+    /// The same with reads that take time, and its clock: the nanoseconds that have gone by in waiting.
     pub fn with_speed(mut self, speed: Speed) -> (VirtualDisk, Arc<AtomicU64>) {
         self.speed = speed;
         let clock = self.clock.clone();

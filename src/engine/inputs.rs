@@ -30,7 +30,7 @@ pub(super) struct Inputs {
     pub layer: usize,
     /// Their fixed steps, `[layers]`; empty where each chunk has its own.
     pub scales: Vec<OfLayer<Scale>>,
-    /// What occurred, `[layers]`; empty where nobody looks.
+    /// Magnitudes that occurred, `[layers]`; empty unless they are recorded.
     pub seen: Vec<OfLayer<Magnitudes>>,
 }
 

@@ -47,7 +47,7 @@ use forward::{Pass, Step, forward};
 use host::Host;
 use inputs::OfLayer;
 use probe::Probe;
-use session::{CHUNK, MOST_CHUNK};
+use session::{CHUNK, MAX_CHUNK};
 use sparsity::Wanted;
 use std::sync::Arc;
 use tracing::debug_span;
@@ -88,7 +88,7 @@ impl Engine {
         let pool = ThreadPool::new(threads);
         let buffers = Buffers::new(pool.threads());
         let sparsity = Sparsity::dense(model.config.layers);
-        let chunk = if model.config.form.experts.is_some_and(|experts| experts.routed()) { MOST_CHUNK } else { CHUNK };
+        let chunk = if model.config.form.experts.is_some_and(|experts| experts.routed()) { MAX_CHUNK } else { CHUNK };
         let (model, report) = (Arc::new(model), Report::default());
         Engine {
             model,
@@ -118,7 +118,7 @@ impl Engine {
         std::mem::replace(&mut self.sparsity, sparsity)
     }
 
-    /// Tokens of a prompt that are to go through together: [`CHUNK`] of models whose weights each meet all tokens; up to [`MOST_CHUNK`] of a
+    /// Tokens of a prompt that are to go through together: [`CHUNK`] of models whose weights each meet all tokens; up to [`MAX_CHUNK`] of a
     /// mixture, of which each chunk reads nearly all experts for a few tokens each. With a device what its plan says, to which a part may have
     /// to be copied for each chunk, and no more than it has memory for.
     pub fn chunk(&self) -> usize {
@@ -189,6 +189,17 @@ impl Engine {
     /// Which neurons each layer computes.
     pub fn sparsity(&self) -> &Sparsity {
         &self.sparsity
+    }
+
+    /// Whether a device computes a layer without the host where all of its neurons are there: not where the host routes, reads gates or adds a bias.
+    pub fn skips_host(&self) -> bool {
+        let of_host = |l: usize| match self.sparsity.predictor(l) {
+            Some((predictor, ahead)) => predictor.form(l, ahead).is_none(),
+            None => self.sparsity.wanted(l) != Wanted::All,
+        };
+        let layers = &self.model.layers;
+        self.model.config.form.experts.is_none()
+            && (0..layers.len()).all(|l| layers[l].down_bias.is_empty() && !of_host(l))
     }
 
     /// The same, to change thresholds while it runs.

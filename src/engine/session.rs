@@ -11,10 +11,10 @@ pub const CHUNK: usize = 256;
 
 /// The most tokens of a chunk. Of a mixture in memory 1024 tokens together were read 1.1 to 1.25 times as fast as 256 and 256, of one whose
 /// experts come from disk up to 1.9 times; of other models no faster, but with a device to which a part is copied for every chunk.
-pub const MOST_CHUNK: usize = 1024;
+pub const MAX_CHUNK: usize = 1024;
 
 /// The lengths that chunks are planned for, tokens.
-pub const CHUNKS: [usize; 3] = [CHUNK, MOST_CHUNK / 2, MOST_CHUNK];
+pub const CHUNKS: [usize; 3] = [CHUNK, MAX_CHUNK / 2, MAX_CHUNK];
 
 /// A sequence: its tokens so far, and their keys and values.
 pub struct Session {

@@ -1,7 +1,7 @@
 //! Survival of pages that can no longer be read: a mapped file was cut short, or its disk has failed.
 //!
 //! Reading such a page raises SIGBUS, which ends a process. A program that must live on calls [`survive`] once: from then on zeros
-//! take the range of what cannot be read, and it is noted which file that was. Whoever computes with a mapped file must then ask
+//! take the range of what cannot be read, and it is noted which file that was. Code that computes with a mapped file must then ask
 //! [`super::MappedFile::is_whole`] before using the result. A program that does not call [`survive`] ends as it would without this.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -107,7 +107,7 @@ extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
         let Some(end) = range.end_of(address) else { continue };
         let from = address & !(PAGE.load(Ordering::Relaxed) - 1);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        // Noted before the zeros are there: whoever reads them finds the note, too.
+        // Noted before the zeros are mapped: a thread that reads them finds the note, too.
         range.lost.store(true, Ordering::Release);
         // Zeros to the end of the map at once: a file that was cut has lost everything from here on.
         // SAFETY: the addresses are those of a read-only map that is there as long as its range in the table; it reads zeros now.

@@ -10,7 +10,7 @@ use std::path::Path;
 const REMEDY: &str = "make it again with `dynamicinfer measure --save NAME`";
 /// Most bytes of a file that is read. A profile has some ten lines, a kilobyte at most, and TOML takes up to a hundred times its length
 /// in memory while it is read.
-const LONGEST: usize = 16 << 10;
+const MAX_BYTES: usize = 16 << 10;
 /// GB/s and GFLOP/s that no machine reaches, and microseconds (ten seconds) that no call takes: a figure beyond them has a wrong unit.
 const FASTEST_GB_S: f64 = 1e6;
 const FASTEST_GFLOPS: f64 = 1e6;
@@ -53,6 +53,19 @@ pub struct MachineProfile {
     /// How fast neuron blocks are brought to the device by each method that it has; empty where that was not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moves: Vec<MoveRate>,
+    /// What a layer's FFN takes beside its neurons; `None` where that was not seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<StageRates>,
+}
+
+/// Fixed times of a layer's FFN, as decoding rows of the machine have shown them: more than the sum of its calls, copies and waits by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageRates {
+    /// Microseconds that it takes where every neuron is on the device.
+    pub always_us: f64,
+    /// Microseconds that it takes more where the CPU has a part, beside the time of its neurons.
+    pub split_us: f64,
 }
 
 /// How neuron blocks come to a device.
@@ -217,6 +230,12 @@ impl MachineProfile {
                 return Err(("moves", format!("{name} must stand once, with times from 0 and a rate above it")));
             }
         }
+        if self
+            .stage
+            .is_some_and(|stage| ![stage.always_us, stage.split_us].iter().all(|us| (0.0..=SLOWEST_US).contains(us)))
+        {
+            return Err(("stage", "its times are microseconds from 0".into()));
+        }
         if self.measured.is_empty() == self.measured_unix.is_some() {
             return Err(("measured_unix", "must be there if, and only if, something was measured".into()));
         }
@@ -230,7 +249,7 @@ impl MachineProfile {
     pub fn read(path: &Path) -> Result<MachineProfile> {
         let file = MappedFile::open(path)?;
         let bad = |field: &str, why: String| bad(path, field, why);
-        if file.bytes().len() > LONGEST {
+        if file.bytes().len() > MAX_BYTES {
             return Err(bad("", "too long for a machine profile".into()));
         }
         let text = std::str::from_utf8(file.bytes()).map_err(|_| bad("", "is not text".into()))?;

@@ -153,8 +153,8 @@ pub enum FileState {
     Changed(String),
 }
 
-/// Opens a file for reading that a user or another file has named. Anything but a regular file is refused at once: opening a pipe that
-/// nobody writes to would wait for ever.
+/// Opens a file for reading that a user or another file has named. Anything but a regular file is refused at once: opening a pipe
+/// without a writer would wait for ever.
 ///
 /// # Errors
 /// [`Error::Io`] if the system refuses, [`Error::BadFile`] if it is not a regular file.
@@ -249,7 +249,7 @@ impl MappedFile {
         match std::fs::metadata(&self.path) {
             Ok(meta) if Stamp::of(&meta).file != then.file => return FileState::Replaced,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return FileState::Removed,
-            // Whoever may not look at the name any more still has the file.
+            // A process that may not look at the name any more still has the file.
             _ => {}
         }
         if now.changed != then.changed && now.standing == then.standing {

@@ -1,5 +1,5 @@
 //! An activation profile on disk: how often each neuron fired on some texts, and what else was summed up on the way. In
-//! the form of [`super::sections`]; `docs/profile.md` says what each number means.
+//! the form of [`super::sections`]; `docs/predictors.md` says what each number means.
 //!
 //! Every number belongs to one text and is a sum over its tokens, so profiles merge by putting their texts together.
 //! Neurons bear the published model's numbers, whatever order a store has them in.

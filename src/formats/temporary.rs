@@ -25,7 +25,7 @@ pub fn remove_unfinished() {
 /// link, it is what the link points to that is written beside, and in the end replaced.
 ///
 /// Two containers that share a folder may have processes with the same number. So a process that finds its name taken adds a number,
-/// `NAME.PID-1.tmp`, and a file counts as abandoned only if nobody holds its lock.
+/// `NAME.PID-1.tmp`, and a file counts as abandoned only if its lock is free.
 ///
 /// # Errors
 /// [`Error::Io`] if the system refuses; [`Error::Usage`] if at `path` is what is no file, such as a device, which the new file would take away.

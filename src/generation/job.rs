@@ -6,7 +6,7 @@ use crate::engine::sampler::SamplingParams;
 
 /// One answer to generate.
 pub struct Job {
-    /// Who asks: the queue is fair between clients.
+    /// The client that asked; the queue is fair between clients.
     pub client: u64,
     /// The prompt's tokens: at least one, and fewer than the context has positions.
     pub prompt: Vec<u32>,

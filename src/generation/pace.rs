@@ -19,7 +19,7 @@ const REMEMBERED: u64 = 400;
 /// Share of the allowed time that is planned for: what is measured scatters.
 const MARGIN: f64 = 0.9;
 
-/// How long a chunk of more than [`CHUNK`] tokens may take: commands, new clients and whoever watches over the daemon wait for it.
+/// How long a chunk of more than [`CHUNK`] tokens may take: commands, new clients and health checks wait for it.
 const CHUNK_SECONDS: f64 = 10.0;
 
 /// Weight of a new time in a mean.

@@ -277,7 +277,7 @@ impl Worker {
             let sequence = self.running.swap_remove(at);
             self.slots.give_back(sequence.slot);
             let why = format!(
-                "nobody read this answer for {:?} while others waited for its place; ask again, and read faster \
+                "this answer was not read for {:?} while others waited for its place; ask again, and read faster \
                  (serve.rest_seconds)",
                 self.limits.rest
             );

@@ -3,7 +3,7 @@
 
 use super::HostCache;
 use super::plan::{Early, Filling, Listing, Room};
-use super::reads::MOST_AHEAD;
+use super::reads::MAX_AHEAD;
 use crate::device::NONE;
 use crate::ids::StoreId;
 
@@ -62,7 +62,7 @@ impl HostCache {
             }
         }
         let listed = reads.listed(ahead);
-        // SAFETY: frames that are filled and this layer's region are nobody else's until its turn has ended.
+        // SAFETY: frames that are filled and this layer's region are not used by others until its turn has ended.
         unsafe { reads.allow(ahead, listed) };
     }
 
@@ -78,7 +78,7 @@ impl HostCache {
         match on {
             Some(0) => self.reads.clear(0),
             Some(on) => self.reads.advance(on),
-            None => self.reads.advance(MOST_AHEAD + 1),
+            None => self.reads.advance(MAX_AHEAD + 1),
         }
         self.layer = layer;
     }
@@ -87,7 +87,7 @@ impl HostCache {
     pub(super) fn rest(&mut self) {
         self.reads.finish(0);
         (0..self.aheads.len()).for_each(|place| self.give_up(place));
-        self.reads.advance(MOST_AHEAD + 1);
+        self.reads.advance(MAX_AHEAD + 1);
     }
 
     /// Gives up what was asked for ahead: what came straight to its frame stays there.
@@ -105,8 +105,8 @@ impl HostCache {
         ahead.layer = None;
     }
 
-    /// Takes what was asked for ahead into the layer's turn: slots of neurons that are not needed after all, and that nobody will copy to
-    /// their frames, are freed.
+    /// Takes what was asked for ahead into the layer's turn: slots of neurons that are not needed after all, and that will not be
+    /// copied to their frames, are freed.
     pub(super) fn take_over(&mut self, place: usize) {
         let HostCache { layers, aheads, needed, filling, layer, .. } = self;
         for f in aheads[place].filling.drain(..) {

@@ -68,7 +68,7 @@ impl Checksums {
     /// Whether what was read has the piece's checksum, or numbers that are finite.
     ///
     /// # Safety
-    /// What was read begins at `start`, and nobody writes to it.
+    /// The data read begins at `start`, and nothing writes to it.
     pub unsafe fn is_right(&self, check: Check, start: *const u8) -> bool {
         // SAFETY: the caller's promise.
         let bytes = unsafe { std::slice::from_raw_parts(start.wrapping_add(check.at), check.bytes) };

@@ -20,7 +20,7 @@ pub struct Memory {
     bytes: usize,
 }
 
-// SAFETY: nobody else has its memory.
+// SAFETY: it alone owns its memory.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -34,13 +34,13 @@ impl Memory {
 
     fn reserve(room: usize) -> io::Result<Memory> {
         let reserved_bytes = room + LARGE_PAGE;
-        // SAFETY: new addresses, which nobody may touch yet.
+        // SAFETY: new addresses, which are not accessible yet.
         let reserved = unsafe { mmap_anonymous(null_mut(), reserved_bytes, ProtFlags::empty(), MapFlags::PRIVATE) }?;
         let start = reserved.cast::<u8>().wrapping_add(reserved.align_offset(LARGE_PAGE));
         Ok(Memory { reserved, reserved_bytes, start, room, bytes: 0 })
     }
 
-    /// Its first byte; it never moves. What is written through it must be nobody else's then.
+    /// Its first byte; it never moves. The caller must be the only user of the bytes that it writes through it.
     #[inline]
     pub fn start(&self) -> *mut u8 {
         self.start
@@ -57,7 +57,7 @@ impl Memory {
     /// The system does not give them, or they are more than there are addresses for; then it has what it had.
     ///
     /// # Safety
-    /// Nobody uses what goes away.
+    /// The memory that is given back is not in use.
     pub unsafe fn resize(&mut self, bytes: usize) -> io::Result<()> {
         if bytes > self.room {
             return Err(io::ErrorKind::OutOfMemory.into());
@@ -75,8 +75,7 @@ impl Memory {
             // SAFETY: as above.
             let _ = unsafe { madvise(self.start.cast(), bytes, Advice::LinuxHugepage) };
         } else {
-            // New pages, which nobody may touch, in the place of those that go away: unlike advice, it also ends the system's promise to have
-            // memory for them.
+            // Replaces the pages by new, inaccessible ones: unlike advice, it also ends the system's promise to have memory for them.
             // SAFETY: as above, and the caller's promise.
             unsafe { mmap_anonymous(at, changed, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::FIXED) }?;
         }
@@ -87,7 +86,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: whoever used it has ended. What cannot be given back stays reserved.
+        // SAFETY: its users have ended. What cannot be given back stays reserved.
         let _ = unsafe { munmap(self.reserved, self.reserved_bytes) };
     }
 }

@@ -1,9 +1,9 @@
 //! The neuron cache in host memory (PowerInfer-2 4.2): neurons of a store that is larger than memory, in frames of fixed places, read from
 //! disk when they are needed. Experts of a mixture are kept in the same way: what is said of neurons here is true of them.
 //!
-//! Each layer has as many frames as the memory allows, and a policy of the scheduler says who stays in them. A neuron that is needed and not
-//! there is read: into the frame that it gets, or, where several are read at once or none is free for it, into the **landing**, from where
-//! the thread that computes it copies it into its frame. What has no frame is computed in the landing and forgotten.
+//! Each layer has as many frames as the memory allows, and a policy of the scheduler chooses the neurons that stay in them. A needed neuron
+//! without a frame is read: into the frame that it gets, or, where several are read at once or no frame is free, into the **landing**, from
+//! where the thread that computes it copies it into its frame. A neuron that gets no frame is computed in the landing and forgotten.
 //!
 //! A layer's use: [`HostCache::begin`] with the neurons that are needed, in units that are each computed by one thread; for each
 //! [`HostCache::next_round`] a parallel call that finds them by [`Arriving`]; [`HostCache::end`]. One round has what one half of the landing
@@ -30,7 +30,7 @@ mod strips;
 pub use blocks::{LayerBlocks, MAX_UNITS, Run, STRIP_READ, units_of};
 pub use fault::{ReadFault, Unread};
 pub use plan::{Arriving, Round};
-pub use reads::{MOST_AHEAD, ReadCounts};
+pub use reads::{MAX_AHEAD, ReadCounts};
 pub use rehearsal::{BEFORE, COUNTED, Rehearsal, Rehearsed};
 pub use strips::Strip;
 
@@ -62,13 +62,13 @@ const HALF_SHARE: usize = 16;
 pub struct HostCacheOptions {
     /// Memory for frames and landing together, bytes.
     pub bytes: u64,
-    /// Says who stays in the frames.
+    /// Chooses the neurons that stay in the frames.
     pub policy: Policy,
     /// Whether neighbours are read together where [`HostCacheOptions::costs`] say that it pays.
     pub together: bool,
     /// Whether what is there is computed while the rest is read.
     pub overlap: bool,
-    /// For how many layers ahead neurons may be asked for, up to [`MOST_AHEAD`]; 0: none are.
+    /// For how many layers ahead neurons may be asked for, up to [`MAX_AHEAD`]; 0: none are.
     pub ahead: usize,
     /// What reads cost.
     pub costs: DiskCosts,
@@ -251,7 +251,7 @@ impl HostCache {
         options: HostCacheOptions,
     ) -> io::Result<HostCache> {
         let align = disk.align();
-        assert!(options.ahead <= MOST_AHEAD, "nobody looks ahead so far");
+        assert!(options.ahead <= MAX_AHEAD, "beyond the largest prefetch distance");
         let shares = Shares::of(layers, neurons, align, &options);
         let most = HALF.max(least_half(layers, neurons, align, options.costs.gap()));
         let landing = Memory::new(2 * most + (options.ahead + 1) * most / 2, shares.landing())?;
@@ -293,7 +293,7 @@ impl HostCache {
             half: 0,
             gap: 0,
             plan: Plan::new(neurons, most_pieces),
-            aheads: (0..MOST_AHEAD + 1).map(|_| Ahead::new(neurons, most_pieces)).collect(),
+            aheads: (0..MAX_AHEAD + 1).map(|_| Ahead::new(neurons, most_pieces)).collect(),
             strips: Strips::default(),
             layer: 0,
             begun: None,
@@ -321,7 +321,7 @@ impl HostCache {
         neurons.truncate(at.table.slots().len());
         neurons.sort();
         for (slot, &neuron) in neurons.iter().enumerate() {
-            at.table.fill(SlotId::new(slot), neuron).expect("nobody is there yet");
+            at.table.fill(SlotId::new(slot), neuron).expect("the frame is empty");
             slot_for[neuron.index()] = slot as u32;
         }
         // Each by itself, so that it goes straight to its frame.
@@ -330,7 +330,7 @@ impl HostCache {
         plan.make(&room, wanted, 1, &mut Listing { reads, filling });
         neurons.iter().for_each(|n| slot_for[n.index()] = NONE);
         let listed = reads.listed(0);
-        // SAFETY: the frames are this cache's own, and nobody reads them yet.
+        // SAFETY: the frames are this cache's own, and nothing reads them yet.
         unsafe { reads.allow(0, listed) };
         self.settle();
         // What is damaged has no frame, and ends the answers that need it.
@@ -421,13 +421,13 @@ impl HostCache {
         neurons.iter().for_each(|n| self.needed[n.index()] = needed);
     }
 
-    /// Asks the policy who of these neurons, which are marked, comes to a frame, and takes the frames.
+    /// Asks the policy which of these neurons, which are marked, get a frame, and takes the frames.
     fn choose(&mut self, layer: usize, neurons: &[StoreId]) {
         let HostCache { layers, policy, rules, scratch, moves, needed, slot_for, token, .. } = self;
         let at = &mut layers[layer];
         let is_full = at.table.residents() == at.table.slots().len();
         moves.clear();
-        // Who never moves fills its frames once.
+        // A static policy fills its frames once.
         // Those on their way, too: policies that do not look at slots being filled choose them once more.
         let missing = neurons.iter().filter(|n| !at.table.location(**n).is_device()).count();
         if missing > 0 && (rules.moves || !is_full) {
@@ -445,7 +445,7 @@ impl HostCache {
         }
         for m in moves.iter() {
             let held = at.table.slots()[m.slot().index()].resident();
-            // Who is needed or copied now is not evicted now, and nobody comes who is not needed.
+            // A neuron that is needed or copied now is not evicted now, and only needed ones get a frame.
             let in_use = |held: StoreId| needed[held.index()] != 0 || at.held.contains(&held);
             let stays = held.is_some_and(|held| !rules.moves || in_use(held));
             if needed[m.neuron().index()] != 0 && !stays && at.table.fill(m.slot(), m.neuron()).is_ok() {
@@ -471,7 +471,7 @@ impl HostCache {
         Arriving::new(&self.plan, &self.reads, self.layers[self.layer].blocks.runs())
     }
 
-    /// Ends the use: who has come is found from now on.
+    /// Ends the use: neurons that were read are found from now on.
     pub fn end(&mut self, neurons: &[StoreId]) {
         self.settle();
         let HostCache { layers, policy, rules, token, layer, .. } = self;
@@ -495,7 +495,7 @@ impl HostCache {
         policy.computed(&state, neurons);
     }
 
-    /// Waits for the layer's reads; who has come is found from now on.
+    /// Waits for the layer's reads; the neurons that they brought are found from now on.
     fn settle(&mut self) {
         self.reads.finish(0);
         let HostCache { layers, filling, reads, counts, layer, .. } = self;
@@ -545,6 +545,6 @@ impl Frames for HostCache {
 impl Drop for HostCache {
     fn drop(&mut self) {
         // The kernel writes to the memory until then.
-        (0..=MOST_AHEAD).for_each(|ahead| self.reads.finish(ahead));
+        (0..=MAX_AHEAD).for_each(|ahead| self.reads.finish(ahead));
     }
 }

@@ -87,7 +87,7 @@ impl<'a> Arriving<'a> {
         let Place { at, keep, .. } = self.places[i];
         if !keep.is_null() {
             let bytes = self.runs[i % self.runs.len()].bytes();
-            // SAFETY: the frame is its neuron's from now on, and nobody reads it before the use has ended.
+            // SAFETY: the frame is its neuron's from now on, and it is not read before the use has ended.
             unsafe { std::ptr::copy_nonoverlapping(at, keep, bytes) };
         }
     }
@@ -155,7 +155,7 @@ pub(super) struct Filling {
     pub neuron: StoreId,
     /// The reads that bring it: the first, and how many.
     pub reads: (u32, u32),
-    /// Whether they go to the frame itself; else whoever computes the neuron copies it there.
+    /// Whether they go to the frame itself; else the thread that computes the neuron copies it there.
     pub straight: bool,
 }
 
@@ -347,7 +347,7 @@ impl Plan {
         let runs = room.layer.blocks.runs();
         for i in numbers {
             let (neuron, place) = (wanted.neurons[i], &mut self.places[i * runs.len() + piece]);
-            // Who lies between them may be there already.
+            // A neuron between them may be in memory already.
             if place.read == NONE || wanted.early.places(neuron).is_some() {
                 continue;
             }

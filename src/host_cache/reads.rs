@@ -1,9 +1,8 @@
-//! Reads on their way: which are under way, which have ended, and who waits for them.
+//! Reads in flight: which are under way, which have ended, and which threads wait for them.
 //!
-//! The engine's thread lists reads and lets a part of them begin. During a parallel call any thread may wait for one. Whoever waits looks
-//! after the disk meanwhile, one thread at a time: it takes the ends of reads, begins those that are next, compares what has come with its
-//! checksums, and asks again for what came short, failed or is wrong. Nobody waits for that turn: who does not get it looks for its own read
-//! only.
+//! The engine's thread lists reads and lets a part of them begin. During a parallel call any thread may wait for one. A waiting
+//! thread serves the disk meanwhile, one thread at a time: it takes completions, starts the next reads, verifies the data against its
+//! checksums, and repeats reads that were short, failed or wrong. No thread waits for that turn: the others poll their own read only.
 //!
 //! There is a list for the layer at hand and one for each layer that is looked ahead to. Reads of a later list begin when none of an earlier
 //! one is left to begin.
@@ -54,14 +53,14 @@ pub struct ReadCounts {
 }
 
 /// Layers that are looked ahead to, at most.
-pub const MOST_AHEAD: usize = 3;
+pub const MAX_AHEAD: usize = 3;
 /// The layer at hand, and those.
-const LISTS: usize = MOST_AHEAD + 1;
+const LISTS: usize = MAX_AHEAD + 1;
 
 /// Reads, list by list in the order in which they begin.
 pub struct Reads {
     turn: AtomicBool,
-    /// Of whoever has the turn, or of the owner while no parallel call runs.
+    /// Used by the thread that has the turn, or by the owner while no parallel call runs.
     disk: UnsafeCell<UnderWay>,
     /// For each listed read, what has become of it: number n of list l at `l * most + n`.
     states: Box<[AtomicU32]>,
@@ -73,7 +72,7 @@ pub struct Reads {
     waited_ns: AtomicU64,
 }
 
-// SAFETY: `disk` is touched by whoever has the turn only.
+// SAFETY: only the thread that has the turn uses `disk`.
 unsafe impl Sync for Reads {}
 // SAFETY: the pointers in it are of memory that goes where it goes.
 unsafe impl Send for Reads {}
@@ -147,7 +146,7 @@ impl Reads {
 
     /// The list of the layer `ahead` of that at hand.
     fn at(&self, ahead: usize) -> usize {
-        assert!(ahead < LISTS, "nobody looks ahead so far");
+        assert!(ahead < LISTS, "beyond the largest prefetch distance");
         (self.first + ahead) % LISTS
     }
 
@@ -224,7 +223,7 @@ impl Reads {
         while numbers.clone().all(|number| self.is_here(number)) {
             let UnderWay { checksums, lists, .. } = self.disk.get_mut();
             let is_open = |check: &Check| checksums.is_open(check.layer, check.piece);
-            // SAFETY: they have ended, and nobody else writes there.
+            // SAFETY: they have ended, and nothing else writes there.
             let is_wrong = |check: &Check| !unsafe { checksums.is_right(*check, start) };
             let Some(wrong) = checks.clone().filter(is_open).find(is_wrong) else {
                 checks.for_each(|check| checksums.close(check));
@@ -260,7 +259,7 @@ impl Reads {
     /// The first `count` reads of a list may begin, and as many do as the disk takes.
     ///
     /// # Safety
-    /// Until each has ended, its memory is there and nobody else uses it.
+    /// Until each has ended, its memory stays valid and nothing else uses it.
     pub unsafe fn allow(&mut self, ahead: usize, count: usize) {
         let at = self.at(ahead);
         let list = &mut self.disk.get_mut().lists[at];
@@ -401,7 +400,7 @@ impl UnderWay {
             let list = &mut lists[number as usize / most];
             let listed = &mut list.jobs[number as usize % most];
             let checks = &list.checks[listed.checks.clone()];
-            // SAFETY: the read has ended, and nobody has its memory before it is there.
+            // SAFETY: the read has ended, and its memory is not used before it is verified.
             let wrong = checks.iter().find(|check| !unsafe { checksums.is_right(**check, listed.job.into) });
             let state = match wrong {
                 None => {

@@ -119,7 +119,7 @@ impl HostCache {
         given
     }
 
-    /// Gives the landing so many bytes, and each layer memory for so many frames. Nothing is under way, and nobody is in frames that go away.
+    /// Gives the landing so many bytes, and each layer memory for so many frames. Nothing is under way, and the frames that are removed are empty.
     fn resize(&mut self, landing: usize, slots: &[usize]) -> io::Result<()> {
         // SAFETY: as the comment above says.
         unsafe {
@@ -133,8 +133,8 @@ impl HostCache {
 }
 
 impl Layer {
-    /// Leaves all frames behind the first `slots`. Who was computed most often lately stays, the last of equals first, and comes to the frame of
-    /// one who does not where its own goes away.
+    /// Empties all frames behind the first `slots`. The neurons computed most often lately stay (of equals, the latest); where their own frame
+    /// is removed, they move to the frame of a neuron that does not stay.
     fn leave(&mut self, slots: usize) {
         let held = self.table.slots().iter().enumerate();
         let mut stay: Vec<(usize, StoreId)> = held.filter_map(|(slot, held)| Some((slot, held.resident()?))).collect();
@@ -149,7 +149,7 @@ impl Layer {
         let mut free = (0..slots).filter(|&slot| !taken[slot]).map(SlotId::new);
         for &(slot, neuron) in stay.iter().filter(|(slot, _)| *slot >= slots) {
             let (from, to) = (SlotId::new(slot), free.next().expect("no more stay than there are frames"));
-            // SAFETY: two frames of its own, of which nobody reads or writes.
+            // SAFETY: two frames of its own, which nothing else reads or writes.
             unsafe { std::ptr::copy_nonoverlapping(self.frame(from), self.frame(to), self.pieces.frame_bytes) };
             self.table.clear(from).expect("nothing is under way");
             self.table.fill(to, neuron).expect("nothing is under way");

@@ -107,7 +107,7 @@ impl HostCache {
         self.strips.next += 1;
         self.allow_strips();
         self.counts.streamed += strip.neurons.len() as u64;
-        // What could not be read has a fault, and whoever gets the answer looks at it.
+        // A failed read sets a fault, which is checked where the answer is used.
         self.reads.wait_for(strip.reads.clone());
         self.verify(&strip);
         if self.strips.next == self.strips.list.len() {

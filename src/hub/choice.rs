@@ -132,10 +132,10 @@ pub(super) fn belongs(file: &str) -> bool {
 }
 
 fn list(files: &[&String]) -> String {
-    const MOST: usize = 12;
-    let mut shown: Vec<String> = files.iter().take(MOST).map(|file| printable(file)).collect();
-    if files.len() > MOST {
-        shown.push(format!("and {} more", files.len() - MOST));
+    const MAX_SHOWN: usize = 12;
+    let mut shown: Vec<String> = files.iter().take(MAX_SHOWN).map(|file| printable(file)).collect();
+    if files.len() > MAX_SHOWN {
+        shown.push(format!("and {} more", files.len() - MAX_SHOWN));
     }
     shown.join(", ")
 }

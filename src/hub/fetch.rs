@@ -101,7 +101,7 @@ pub struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Still locked: who opened it before and locks it afterwards sees that it has no name any more.
+        // Still locked: a process that opened it before and locks it afterwards sees that it has no name any more.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -341,7 +341,7 @@ impl Hub {
             let opened = open_ours(&path)?;
             match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) if is_named(&opened, &path) => return Ok(Held { _file: opened, path }),
-                // Its last owner has removed it in between; who comes now locks another file of that name.
+                // Its last owner removed it in between; later processes lock another file of that name.
                 Ok(()) => {}
                 Err(rustix::io::Errno::WOULDBLOCK) => break,
                 Err(error) => return Err(Error::io("lock", &path)(error.into())),
@@ -362,8 +362,8 @@ impl Hub {
         Error::Failed(match status {
             Some(404) => format!("{endpoint} has no model {repository}: look for its name there"),
             Some(status @ (401 | 403)) => format!(
-                "{endpoint} does not give out {repository} (status {status}): there is none of this name, or it is only for those who \
-                 accepted its licence; accept it there and set HF_TOKEN to a token of yours, or run `hf auth login`"
+                "{endpoint} denies access to {repository} (status {status}): the repository does not exist, or its licence must be \
+                 accepted first; accept it on its page and set HF_TOKEN to your token, or run `hf auth login`"
             ),
             Some(status) => format!("{endpoint} answers status {status} for {repository}; try later"),
             None => format!(

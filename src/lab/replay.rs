@@ -2,19 +2,20 @@
 //!
 //! Time is counted in layers: a layer takes one unit, attention a third of it and the FFN the rest, and the link carries a given
 //! number of neurons per unit, one decision after the other. A neuron that arrives after its layer's neurons were chosen is a miss.
-//! Scheduler, slot tables and the order of steps in a layer are those of the engine ([`super::trace_run`]). The times of device and
-//! CPU are not known, so both have the same threshold, and the policy `full` does what `macro` does. What the tokens would take is said by
-//! fixed costs ([`super::stage_costs`]), which no policy sees.
+//! Scheduler, slot tables and the order of steps in a layer are those of the engine ([`super::trace_run`]). Device and CPU have
+//! the same threshold, so that the policy `full` does what `macro` does, unless [`ReplayOptions::stage`] says what they take. What the tokens
+//! would take is said by fixed costs ([`super::stage_costs`]), which no policy sees otherwise.
 
 use super::stage_costs::LayerCosts;
 pub use super::trace_run::active;
 use super::trace_run::{Clock, Copies, OwnedDecision, TraceRun};
-use crate::cache::Tier;
+use crate::cache::{PerTier, Tier};
 use crate::formats::trace_file::{Header, TraceFile, TraceSection};
 use crate::ids::PublishedId;
 use crate::profile::jaccard_distance;
+use crate::scheduler::costs::{Lane, StageCosts};
 use crate::scheduler::thresholds::LossWeight;
-use crate::scheduler::{self, Policy, Rules};
+use crate::scheduler::{self, LayerTimes, Policy, Rules};
 use serde::Serialize;
 
 /// Length of a unit on the scheduler's clock, ns: long enough that rounding to whole nanoseconds changes nothing.
@@ -43,6 +44,8 @@ pub struct ReplayOptions {
     pub cost: f64,
     /// Whether look-ahead is never wrong, to tell what its errors cost.
     pub foreseen: bool,
+    /// What the FFN of a layer takes, under policies that balance thresholds; `None` has one threshold for device and CPU.
+    pub stage: Option<StageCosts>,
     /// Seed of policies that draw random numbers.
     pub seed: u64,
     /// Number of texts at the beginning of the trace that are left out.
@@ -66,6 +69,12 @@ pub struct Outcome {
     pub whole: u64,
     /// Number of (neuron, token) pairs that the CPU computed.
     pub host: u64,
+    /// Those that the device computed.
+    pub device: u64,
+    /// Active pairs that were computed nowhere.
+    pub lost: u64,
+    /// Time of all FFNs by [`ReplayOptions::stage`], ns; 0 without.
+    pub stage_ns: f64,
 }
 
 impl Outcome {
@@ -82,13 +91,22 @@ impl Outcome {
         (stage, costs.attention_ns + stage)
     }
 
-    /// Adds a layer of a token.
-    fn add(&mut self, active: usize, hits: usize, host: usize) {
-        self.active += active as u64;
-        self.hits += hits as u64;
+    /// Adds a layer of a token that `run` has chosen neurons for. Returns how many each memory computes.
+    fn add(&mut self, run: &TraceRun<'_>) -> PerTier<u64> {
+        let here = |neurons: &[u32]| neurons.iter().map(|&n| usize::from(run.here[n as usize])).sum::<usize>() as u64;
+        let (hits, same) = (here(&run.truth), run.computed == run.truth);
+        let device = if same { hits } else { here(&run.computed) };
+        let host = run.computed.len() as u64 - device;
+        self.active += run.truth.len() as u64;
+        self.hits += hits;
         self.layers += 1;
         self.whole += u64::from(host == 0);
-        self.host += host as u64;
+        self.host += host;
+        self.device += device;
+        if !same {
+            self.lost += run.truth.iter().filter(|n| run.computed.binary_search(n).is_err()).count() as u64;
+        }
+        PerTier::all(host).with(Tier::Device, device)
     }
 }
 
@@ -115,13 +133,15 @@ pub fn replay_with(
                 run.pass(ATTENTION * LAYER_NS);
                 clock.now_ns += ATTENTION * LAYER_NS;
                 run.choose(layer, token);
-                let here = |neurons: &[u32]| neurons.iter().map(|&n| usize::from(run.here[n as usize])).sum::<usize>();
-                let hits = here(&run.truth);
-                let device = if run.computed == run.truth { hits } else { here(&run.computed) };
-                outcome.add(run.truth.len(), hits, run.computed.len() - device);
+                let computed = outcome.add(&run);
+                if let Some(stage) = &setting.stage {
+                    outcome.stage_ns += stage.for_count(computed);
+                    run.times[layer] = times(stage, computed);
+                }
+                let balances = setting.stage.is_some() && setting.rules.thresholds;
                 // A policy that never moves anything need not know.
-                let moves = setting.rules.moves;
-                let decided = if moves { run.observe(layer, token, token == first, clock, false) } else { &[] };
+                let knows = setting.rules.moves || balances;
+                let decided = if knows { run.observe(layer, token, token == first, clock, balances) } else { &[] };
                 decisions(token, layer, decided);
                 run.pass((1.0 - ATTENTION) * LAYER_NS);
                 clock.now_ns += (1.0 - ATTENTION) * LAYER_NS;
@@ -134,6 +154,12 @@ pub fn replay_with(
     outcome.moves = run.moves;
     outcome.moving = moving as f64 / all.max(1) as f64;
     outcome
+}
+
+/// What a layer would have been measured to take.
+fn times(stage: &StageCosts, neurons: PerTier<u64>) -> LayerTimes {
+    let of = |ns: fn(Lane, u64) -> f64| PerTier::from_fn(|tier| ns(stage.lanes[tier], neurons[tier]) as u64);
+    LayerTimes { ffn_ns: of(Lane::for_count), fixed_ns: of(|lane, _| lane.fixed_ns), neurons, merge_ns: 0 }
 }
 
 /// The rules with which a policy works on what the trace has: neurons, or the experts of a mixture.
@@ -161,7 +187,7 @@ fn start<'a>(trace: &'a TraceFile, setting: &ReplayOptions) -> TraceRun<'a> {
         history: setting.history.clone(),
         // A trace's neurons have their published numbers, and so have those of the scheduler that runs on it.
         placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
-        thresholds: vec![None; h.layers],
+        thresholds: setting.thresholds.iter().map(|&own| setting.stage.map(|_| own)).collect(),
         link_gb_s: gb_s,
         move_cost: Some(setting.cost),
         seed: setting.seed,

@@ -94,7 +94,7 @@ impl Program for Args {
             Verb::Serve(args) => serve::run(args),
             Verb::Bench(args) => bench::run(args),
             Verb::Eval(args) => eval::run(args),
-            Verb::Completions(args) => completions::run(args, command()),
+            Verb::Completions(args) => completions::run(args, command(), EXAMPLES),
         }
     }
 }

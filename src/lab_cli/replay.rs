@@ -1,4 +1,5 @@
 use crate::cli::chart::{self, Axis, Line, Plot};
+use crate::cli::device_arg::{parse_theta, thetas};
 use crate::cli::policy_arg;
 use crate::cli::progress::{Progress, Unit};
 use crate::error::{Error, Result};
@@ -12,7 +13,7 @@ use crate::lab::stage_costs;
 use crate::lab::synth::experts::Routing;
 use crate::placement::policy::{self, PlacementPolicy as Placement};
 use crate::profile::Profile;
-use crate::scheduler::Policy;
+use crate::scheduler::{Policy, Rules};
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -55,15 +56,11 @@ pub struct Args {
     /// Look-ahead is never wrong: what its errors cost is the difference
     #[arg(long, hide_short_help = true)]
     foreseen: bool,
-    /// Weight of a neuron's frequency beside its predicted activation, instead of the policy's own
+    #[command(flatten)]
+    constants: Constants,
+    /// Balance thresholds, under policies that do, by what an H200 takes for a layer's neurons; JSON's balanced_us is a layer's time then
     #[arg(long, hide_short_help = true)]
-    lambda: Option<f32>,
-    /// What is left of a frequency a token later, instead of the policy's own
-    #[arg(long, hide_short_help = true)]
-    decay: Option<f32>,
-    /// How much more important a newcomer must be, instead of the policy's own
-    #[arg(long, hide_short_help = true)]
-    margin: Option<f32>,
+    balance: bool,
     /// Also say what is computed if neurons are read in clusters of so many neighbours, the most frequent ones together
     #[arg(long, num_args = 1.., value_name = "NEURONS")]
     clusters: Vec<usize>,
@@ -81,6 +78,51 @@ pub struct Args {
     /// Write plots into this directory: gpu_share_0.3.svg and the like
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
+}
+
+/// Constants in place of a policy's own.
+#[derive(clap::Args)]
+struct Constants {
+    /// Weight of a neuron's frequency beside its predicted activation, instead of the policy's own
+    #[arg(long, hide_short_help = true)]
+    lambda: Option<f32>,
+    /// What is left of a frequency a token later, instead of the policy's own
+    #[arg(long, hide_short_help = true)]
+    decay: Option<f32>,
+    /// How much more important a newcomer must be, instead of the policy's own
+    #[arg(long, hide_short_help = true)]
+    margin: Option<f32>,
+    /// Frequency from which on a resident stays, instead of the policy's own; above 1 for none
+    #[arg(long, hide_short_help = true)]
+    phi: Option<f32>,
+    /// Length of the link's queue, in times what it carries during the layers of look-ahead
+    #[arg(long, hide_short_help = true)]
+    window: Option<f32>,
+    /// With --balance, neurons that a pair of thresholds may add, as a share of a layer's [default: the policy's own; inf for no limit]
+    #[arg(long, hide_short_help = true)]
+    max_more: Option<f64>,
+    /// With --balance, the device's threshold in place of a balanced one
+    #[arg(long, hide_short_help = true, value_name = "PROBABILITY", requires_all = ["theta_cpu", "balance"], value_parser = parse_theta, allow_hyphen_values = true)]
+    theta_gpu: Option<f32>,
+    /// The same of the CPU
+    #[arg(long, hide_short_help = true, value_name = "PROBABILITY", requires = "theta_gpu", value_parser = parse_theta, allow_hyphen_values = true)]
+    theta_cpu: Option<f32>,
+}
+
+impl Constants {
+    /// The policy's rules with these constants.
+    fn of(&self, rules: Rules) -> Rules {
+        Rules {
+            lambda: self.lambda.filter(|_| rules.lambda > 0.0).unwrap_or(rules.lambda),
+            decay: self.decay.unwrap_or(rules.decay),
+            margin: self.margin.unwrap_or(rules.margin),
+            pinned: self.phi.filter(|_| rules.pinned.is_finite()).unwrap_or(rules.pinned),
+            window: self.window.unwrap_or(rules.window),
+            max_more: self.max_more.unwrap_or(rules.max_more),
+            pair: thetas(self.theta_gpu, self.theta_cpu).or(rules.pair),
+            ..rules
+        }
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -138,6 +180,9 @@ struct Row {
     gpu_share: f64,
     #[serde(flatten)]
     outcome: Outcome,
+    /// With --balance, the mean time of a layer by the costs that thresholds were balanced by, us.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    balanced_us: Option<f64>,
     /// Mean times of a layer by each set of fixed costs.
     times: Vec<Times>,
 }
@@ -153,7 +198,18 @@ struct Times {
 impl Row {
     fn new((ffn_share, whole_layers, link_percent): (f64, f64, f64), policy: Option<Policy>, outcome: Outcome) -> Row {
         let times = Times::of(&outcome);
-        Row { ffn_share, whole_layers, link_percent, policy, gpu_share: outcome.gpu_share(), outcome, times }
+        let balanced_ns = stage_costs::h200_lanes().attention_ns + outcome.stage_ns / outcome.layers.max(1) as f64;
+        let balanced_us = (outcome.stage_ns > 0.0).then_some(balanced_ns / 1e3);
+        Row {
+            ffn_share,
+            whole_layers,
+            link_percent,
+            policy,
+            gpu_share: outcome.gpu_share(),
+            outcome,
+            balanced_us,
+            times,
+        }
     }
 }
 
@@ -238,13 +294,9 @@ pub fn run(args: Args) -> Result<()> {
         for &percent in &args.link {
             let link = percent / 100.0 * h.ffn as f64;
             for &policy in &policies {
-                let mut rules = replay::rules(policy, h);
-                rules.lambda = args.lambda.filter(|_| rules.lambda > 0.0).unwrap_or(rules.lambda);
-                rules.decay = args.decay.unwrap_or(rules.decay);
-                rules.margin = args.margin.unwrap_or(rules.margin);
                 let setting = ReplayOptions {
                     policy,
-                    rules,
+                    rules: args.constants.of(replay::rules(policy, h)),
                     thresholds: h.thresholds(args.threshold),
                     slots: slots.clone(),
                     link,
@@ -252,6 +304,7 @@ pub fn run(args: Args) -> Result<()> {
                     history: history.clone(),
                     cost: args.cost,
                     foreseen: args.foreseen,
+                    stage: args.balance.then(|| stage_costs::h200_lanes().stage),
                     seed: args.seed,
                     skip,
                 };

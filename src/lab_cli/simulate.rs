@@ -89,6 +89,9 @@ pub struct Args {
     /// Neurons that begin on the device: static (those that were active most), random (as many, any), or none; --papers takes both
     #[arg(long, value_parser = parse_placement)]
     pub placement: Option<Placement>,
+    /// Of the static policy: layers get their slots by the activations that these hold (powerinfer 6), and not by the time that they save
+    #[arg(long)]
+    pub by_impact: bool,
     /// Copies take no memory bandwidth from the CPU, as the paper assumes
     #[arg(long)]
     pub no_contention: bool,
@@ -290,6 +293,8 @@ fn case<'a>(args: &Args, trace: &'a TraceFile, machine: &'a MachineProfile, real
         position: args.position,
         vram: None,
         placement: args.placement.unwrap_or(Placement::Static),
+        // What is compared with papers is placed as there.
+        by_impact: args.by_impact || args.papers,
         predictor_bytes: (share * all as f64) as u64,
         threshold: args.threshold,
         contention: !args.no_contention,
@@ -367,7 +372,7 @@ fn as_published(active: f64, ahead: usize, seed: u64) -> Result<TraceFile> {
     if let Ok(trace) = TraceFile::open(&path) {
         return Ok(trace);
     }
-    // Nobody else's trial is measured.
+    // The trial of another process is not measured.
     let trial = kept(&format!("trial-{}", std::process::id()))?;
     let progress =
         Progress::new(format!("calibrating a trace, {}", crate::error::human_bytes(shape.bytes())), Unit::Tokens);

@@ -41,9 +41,9 @@ pub struct Choice {
 /// A kind for dots and a kind for down rows, by their places in the list of kinds.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
-    /// Whose dots.
+    /// Number of the kernel set that computes dots.
     pub dots: usize,
-    /// Who adds down rows.
+    /// Number of the kernel set that adds down rows.
     pub axpys: usize,
     /// Bytes of the type by the time they take, GB/s: the median of some passes.
     pub gb_s: f64,

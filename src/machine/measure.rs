@@ -483,6 +483,7 @@ pub fn profile(
         copy_us,
         sync_us,
         moves: card.map(|card| card.moves).unwrap_or_default(),
+        stage: None,
     };
     let usage = |(field, why): (&str, String)| {
         Error::Usage(format!("--{}: {why}", if field == "name" { "save".into() } else { field.replace('_', "-") }))

@@ -93,7 +93,7 @@ pub struct NeuronBlocks {
     start: *const u8,
 }
 
-// SAFETY: as for `Matrix`: it points at bytes that nobody writes and that outlive it.
+// SAFETY: as for `Matrix`: it points at bytes that are never written and that outlive it.
 unsafe impl Send for NeuronBlocks {}
 unsafe impl Sync for NeuronBlocks {}
 

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 /// Bytes from which on they are remembered: what is smaller is read in a tenth of a second, and no file of this size is written anew within a
 /// tick of a file system's clock.
-const LEAST_BYTES: u64 = 256 << 20;
+const MIN_BYTES: u64 = 256 << 20;
 
 /// The fingerprint of a model that is read in place, computed when it is first asked for.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(super) struct Fingerprint {
 impl Fingerprint {
     /// As [`Source::fingerprint`], computed once for large files that do not change.
     pub fn of(&self, source: &Source) -> &str {
-        let dir = self.kept_in.as_ref().filter(|_| source.tensor_bytes() >= LEAST_BYTES);
+        let dir = self.kept_in.as_ref().filter(|_| source.tensor_bytes() >= MIN_BYTES);
         self.known.get_or_init(|| dir.map_or_else(|| source.fingerprint(), |dir| remembered(dir, source)))
     }
 }

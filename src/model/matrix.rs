@@ -16,7 +16,7 @@ pub struct Matrix {
     start: *const u8,
 }
 
-// SAFETY: it points at bytes that nobody writes and that outlive it: the map that the `Model` beside it keeps open, or what
+// SAFETY: it points at bytes that are never written and that outlive it: the map that its `Model` keeps open, or what
 // the caller of `Matrix::over` promised.
 unsafe impl Send for Matrix {}
 unsafe impl Sync for Matrix {}

@@ -297,10 +297,10 @@ fn user_dir(model: &Model) -> Option<PathBuf> {
 /// A model's name as a directory name: `org/model` becomes `model`, and no name leads out of the parent directory.
 fn file_name(name: &str) -> String {
     // File systems allow 255 bytes; this leaves room for the fingerprint.
-    const LONGEST: usize = 100;
+    const MAX_NAME: usize = 100;
     let last = name.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-    let safe: String = last.trim_start_matches('.').chars().map(plain).take(LONGEST).collect();
+    let safe: String = last.trim_start_matches('.').chars().map(plain).take(MAX_NAME).collect();
     if safe.is_empty() { "model".into() } else { safe }
 }
 

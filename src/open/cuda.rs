@@ -43,7 +43,7 @@ pub fn delivery() -> Delivery {
 /// Whether there is a card.
 ///
 /// # Errors
-/// As [`error`], for a card that cannot be used: nobody who has a card wants another device's results without notice.
+/// As [`error`], for a card that cannot be used: the owner of a card does not want another device's results without notice.
 pub fn is_there() -> Result<bool> {
     match Card::open() {
         Ok(_) => Ok(true),
@@ -118,7 +118,7 @@ pub fn device(
     let mut device = CudaDevice::new(card, &options).map_err(error)?;
     if tiles.is_none() {
         device.try_tensor_cores();
-        // Whoever wants the same bits of every start says so, and then nothing is rounded.
+        // Where every start must give the same bits, nothing is rounded.
         if rounds && device.tiles() == Tiles::Exact {
             device.use_tiles(Tiles::TensorCores);
         }

@@ -6,6 +6,7 @@ use super::place::{out_of_memory, place};
 use super::planned::{Exchange, computed_share, nothing_fits, placed_by_file};
 use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, cuda, machine, sparsity};
 use crate::background::{Background, BackgroundOptions, Latency};
+use crate::cache::PerTier;
 use crate::clock::Duration;
 use crate::config;
 use crate::cpu::{MAX_COLUMNS, Prefill};
@@ -40,7 +41,7 @@ pub enum DeviceKind {
     Virtual,
 }
 
-/// Who predicts what the layers ahead will need.
+/// The processor that predicts what the layers ahead will need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookaheadOn {
     /// The scheduler, on a core of its own.
@@ -96,12 +97,12 @@ pub struct DeviceOptions {
     /// Tokens of a prompt that go through together, one of [`CHUNKS`](crate::engine::session::CHUNKS); `None` takes the plan's choice, and [`CHUNK`] with `deterministic`. With
     /// `deterministic` and `live` no more than [`CHUNK`].
     pub chunk: Option<usize>,
-    /// Parts in which a chunk of a dense model's prompt goes, 1 to [`MOST_PARTS`](crate::engine::split::parts::MOST_PARTS); `None` takes as many as take the least time by the machine's
+    /// Parts in which a chunk of a dense model's prompt goes, 1 to [`MAX_PARTS`](crate::engine::split::parts::MAX_PARTS); `None` takes as many as take the least time by the machine's
     /// rates.
     pub parts: Option<usize>,
     /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
     pub lookahead: Option<usize>,
-    /// Who predicts the layers ahead, where the engine has not done so to choose neurons.
+    /// The processor that predicts the layers ahead, where the engine has not done so to choose neurons.
     pub lookahead_on: LookaheadOn,
     /// Use one threshold for device and CPU, so that the text does not depend on where neurons lie; with `live` nothing moves, either.
     pub deterministic: bool,
@@ -117,6 +118,8 @@ pub struct DeviceOptions {
     pub wall_clock: bool,
     /// Balance thresholds with 1 - p as the loss of a neuron that is left out, as the paper prints it, to see the effect.
     pub printed_loss: bool,
+    /// A pair of thresholds for all layers, probabilities, instead of balancing them under a policy that does; for experiments.
+    pub thetas: Option<PerTier<f32>>,
 }
 
 impl DeviceOptions {
@@ -144,6 +147,7 @@ impl DeviceOptions {
             fail_after: None,
             wall_clock: false,
             printed_loss: false,
+            thetas: None,
         }
     }
 }
@@ -355,6 +359,9 @@ impl DeviceOptions {
             host: need.host,
             // Of a store that lies on disk in part, copies come from frames alone.
             streamed_layers: (!need.resident).then_some(0),
+            // Where nothing is known of the neurons, whole layers would be any layers; where they move, few slots in the others cost more than whole layers
+            // save.
+            skips_host: self.policy == Migration::Static && activity.source != Source::Nothing && engine.skips_host(),
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
         if let Some(share) = self.vram_share {
@@ -478,16 +485,19 @@ impl DeviceOptions {
         // Inside experts both sides have the same threshold.
         let balanced = !model.config.neurons_inside();
         let own = |l| Some((engine.sparsity().threshold(l)?, engine.sparsity().calibration(l)?.clone()));
+        let clusters = model.config.form.experts.is_some_and(|e| !e.by_neuron);
+        let tune: fn(Rules) -> Rules = match (self.deterministic, self.live, clusters) {
+            (false, _, false) => |rules| rules,
+            (false, _, true) => Rules::for_clusters,
+            (true, false, false) => |rules| Rules { thresholds: false, ..rules },
+            (true, false, true) => |rules| Rules { thresholds: false, ..rules.for_clusters() },
+            // Other clients' prompts would decide where neurons lie, and CPU and device add up in different orders.
+            (true, true, _) => |rules| Rules { thresholds: false, moves: false, ..rules },
+        };
+        let pair = self.thetas;
         let setting = BackgroundOptions {
             policy,
-            tune: match (self.deterministic, self.live, model.config.form.experts.is_some_and(|e| !e.by_neuron)) {
-                (false, _, false) => |rules| rules,
-                (false, _, true) => Rules::for_clusters,
-                (true, false, false) => |rules| Rules { thresholds: false, ..rules },
-                (true, false, true) => |rules| Rules { thresholds: false, ..rules.for_clusters() },
-                // Other clients' prompts would decide where neurons lie, and CPU and device add up in different orders.
-                (true, true, _) => |rules| Rules { thresholds: false, moves: false, ..rules },
-            },
+            tune: Arc::new(move |rules| Rules { pair, ..tune(rules) }),
             weight: if self.printed_loss { LossWeight::Complement } else { LossWeight::Probability },
             ahead,
             sequences: need.sequences,
@@ -531,6 +541,8 @@ fn virtual_device(budget: u64, machine: &MachineProfile, fail_after: Option<u64>
         copy_us: machine.copy_us,
         sync_us: machine.sync_us,
     };
-    let device = VirtualDevice::new(budget, rates);
+    // Copies, and the wait for them, take their own time on the virtual clock.
+    let share_us = machine.stage.map_or(0.0, |stage| stage.split_us - 2.0 * machine.copy_us - machine.sync_us);
+    let device = VirtualDevice::new(budget, rates).with_host_share(share_us.max(0.0));
     if let Some(kernels) = fail_after { device.failing_at(kernels + 1) } else { device }
 }

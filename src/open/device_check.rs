@@ -4,7 +4,7 @@ use super::device::{DeviceKind, DeviceOptions, without_card};
 use super::{Listener, cuda};
 use crate::device::Tiles;
 use crate::engine::session::{CHUNK, CHUNKS};
-use crate::engine::split::parts::MOST_PARTS;
+use crate::engine::split::parts::MAX_PARTS;
 use crate::error::{Error, Result};
 use crate::model::Model;
 
@@ -60,8 +60,8 @@ impl DeviceOptions {
         if let Some(chunk) = self.chunk.filter(|chunk| !CHUNKS.contains(chunk)) {
             return Err(Error::Usage(format!("--prompt-chunk {chunk}: take one of {CHUNKS:?}")));
         }
-        if let Some(parts) = self.parts.filter(|parts| !(1..=MOST_PARTS).contains(parts)) {
-            return Err(Error::Usage(format!("--prompt-parts {parts}: take 1 to {MOST_PARTS}")));
+        if let Some(parts) = self.parts.filter(|parts| !(1..=MAX_PARTS).contains(parts)) {
+            return Err(Error::Usage(format!("--prompt-parts {parts}: take 1 to {MAX_PARTS}")));
         }
         if let Some(chunk) = self.chunk.filter(|&chunk| chunk > CHUNK && self.deterministic && self.live) {
             return Err(Error::Usage(format!(
@@ -70,7 +70,7 @@ impl DeviceOptions {
             )));
         }
         if let Some(share) = self.ffn_share.filter(|s| !(*s > 0.0 && *s <= 1.0)) {
-            return Err(Error::Usage(format!("--ffn-share {share}: take a share above 0 and at most 1")));
+            return Err(Error::Usage(format!("--ffn-share {share}: give a share above 0 and at most 1")));
         }
         if let Some(share) = self.vram_share.filter(|s| !(0.0..=1.0).contains(s) || self.vram.is_some()) {
             return Err(Error::Usage(format!("vram_share {share}: take a share of 0 to 1, and no vram beside it")));

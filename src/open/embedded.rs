@@ -1,6 +1,6 @@
 //! What the program carries in itself: the demo model with its profile and predictors, written to the cache directory when they are first
-//! asked for, and profiles of machines. So a program that was installed somewhere needs no checkout. The model is handed in by the
-//! program, because a library that somebody embeds should not be twelve megabytes larger.
+//! asked for, and profiles of machines. So an installed program needs no checkout. The program passes the model in, because a library for
+//! embedding should not be twelve megabytes larger.
 
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;

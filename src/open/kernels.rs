@@ -10,9 +10,9 @@ use crate::model::{FfnWeights, Model};
 
 /// Types are measured of which a model's layers have at least so many bytes. Smaller models lie in caches, and are read before a
 /// measurement has paid for itself.
-const LEAST_BYTES: u64 = 128 << 20;
+const MIN_BYTES: u64 = 128 << 20;
 /// Most types that are measured, those with most bytes; a type takes some ten milliseconds.
-const MOST_TYPES: usize = 3;
+const MAX_TYPES: usize = 3;
 
 /// Measures and takes. Nothing is measured where an instruction set was asked for, or has kernels of one kind.
 pub(super) fn choose(engine: &mut Engine, options: &EngineOptions) {
@@ -54,5 +54,5 @@ fn types(model: &Model, dense: bool) -> Vec<(Quant, [u64; 2])> {
         (quant, [bytes - in_blocks, if dense { in_blocks } else { 0 }])
     };
     let all = model.bytes_by_type().into_iter().map(by_use);
-    all.filter(|(_, bytes)| bytes.iter().sum::<u64>() >= LEAST_BYTES).take(MOST_TYPES).collect()
+    all.filter(|(_, bytes)| bytes.iter().sum::<u64>() >= MIN_BYTES).take(MAX_TYPES).collect()
 }

@@ -244,7 +244,7 @@ impl ModelOptions {
     /// # Errors
     /// [`Error::Io`] where the files cannot be looked at, [`Error::Usage`] without a cache directory.
     pub fn packed(&self, path: &Path, told: &dyn Listener) -> Result<Option<Model>> {
-        // The store of the default type has no type in its key; it also serves those who ask for that type by name.
+        // The store of the default type has no type in its key; it also serves requests for that type by name.
         let own = self.cached(path, None)?;
         let serves = |types: Types| {
             let quant = NeuronStore::open(&own).map(|store| store.header.quant);

@@ -8,7 +8,7 @@ use crate::engine::session::CHUNK;
 use crate::engine::{Engine, Foresight, Split, pinned_bytes, unread};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats;
-use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MOST_AHEAD, ReadFault, Run, least_bytes};
+use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MAX_AHEAD, ReadFault, Run, least_bytes};
 use crate::model::{ExpertWeights, FfnMatrices, KvCache, Matrix, Model};
 use crate::placement::footprint::working_bytes;
 use crate::placement::prompt_chunk;
@@ -23,8 +23,8 @@ const LEFT_TO_OTHERS: u64 = 20;
 /// How neurons are kept in memory that do not all fit: values of one way of working, for comparisons.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RamOptions {
-    /// Who stays; `None` is what was measured to be the fastest: two queues for experts, and for neurons our importance (`full`), which finds more
-    /// of them and moves fewer (`runs/2026-11-24-ram-sweep`).
+    /// Which neurons stay; `None` is the policy that measured fastest: two queues for experts, and for neurons our importance (`full`),
+    /// which finds more of them and moves fewer (`runs/2026-11-24-ram-sweep`).
     pub policy: Option<Policy>,
     /// Whether neighbours are read together where that pays.
     pub together: bool,
@@ -52,7 +52,7 @@ pub(super) enum Limit {
 
 impl RamOptions {
     /// The most layers that are looked ahead.
-    pub const MOST_AHEAD: usize = MOST_AHEAD;
+    pub const MAX_AHEAD: usize = MAX_AHEAD;
 }
 
 impl Default for RamOptions {
@@ -347,7 +347,7 @@ fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresigh
         None => sparsity::ahead(engine, &options.sparsity)?,
     };
     let looks = |ahead: usize| {
-        let predictor = predictor.as_ref().filter(|_| (1..layers.min(MOST_AHEAD + 1)).contains(&ahead))?;
+        let predictor = predictor.as_ref().filter(|_| (1..layers.min(MAX_AHEAD + 1)).contains(&ahead))?;
         (ahead..layers).all(|l| predictor.calibration(l, ahead).is_some()).then(|| predictor.clone())
     };
     match lookahead {
@@ -357,7 +357,7 @@ fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresigh
                 "this model's predictor was not made to look {ahead} layers ahead; train-predictor and calibrate make one that does"
             ))),
         },
-        None => Ok((1..=MOST_AHEAD).find_map(|ahead| Some(Foresight::new(looks(ahead)?, ahead)))),
+        None => Ok((1..=MAX_AHEAD).find_map(|ahead| Some(Foresight::new(looks(ahead)?, ahead)))),
     }
 }
 

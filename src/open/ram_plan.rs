@@ -29,7 +29,7 @@ pub struct RamQuestion<'a> {
     pub model: &'a Model,
     /// How often each neuron was active, in the published order, or each expert was chosen, `[layers][ffn]`.
     pub counts: Vec<Vec<u64>>,
-    /// In how many tokens they were counted; 0 where nobody has, and counts mean nothing.
+    /// In how many tokens they were counted; 0 where they were not, and the counts mean nothing.
     pub tokens: u64,
     /// Share of the neurons that the predictors have computed, 0 to 1; 1 without.
     pub computed_share: f64,
@@ -49,7 +49,7 @@ pub struct RamQuestion<'a> {
     pub sequences: usize,
     /// Bytes a second of the model's weights that 1, 2 and more threads compute with.
     pub bytes_s: Vec<f64>,
-    /// Who stays in memory; `None` is who does where nobody chooses.
+    /// Which neurons stay in memory; `None` is the default policy.
     pub policy: Option<Policy>,
     /// What was recorded of this model on a text. `None` draws tokens by how often each neuron was counted.
     pub trace: Option<&'a TraceFile>,

@@ -47,9 +47,9 @@ pub struct DiskPoint {
     pub early: f64,
     /// Reads of a token.
     pub reads: f64,
-    /// Bytes that they bring: V_io (equation 10), and what lies between neurons that are read together.
+    /// Bytes that they bring: V_io (equation 10), and the gaps between neurons that are read together.
     pub read_bytes: f64,
-    /// Seconds that one thread takes to say who stays and what is read.
+    /// Seconds that one thread takes to choose which neurons stay and which are read.
     pub choose_s: f64,
 }
 
@@ -238,7 +238,7 @@ mod tests {
     fn what_is_asked_for_ahead_is_read_beside_attention_and_the_layer_before() {
         let (machine, model) = small(true);
         let compute = |bytes| machine.compute_s(&model, 2, &model.at(bytes));
-        // With little to read only the first layer waits, for what nobody could ask for before.
+        // With little to read only the first layer waits, for reads that could not begin earlier.
         let most = 900e6 + 0.9 * FFN;
         let ([attention, ffn, head], io) = (compute(most), machine.io_s(&model.at(most)));
         assert!(io < ffn && (1.0 / machine.plan(&model, 2, most).speed - (attention + ffn + head)).abs() < 1e-9);

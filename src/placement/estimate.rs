@@ -1,8 +1,11 @@
-//! How fast a plan can decode: the bytes that a token reads, by the rates of the machine. Memory is counted at its full rate and the context
-//! as short, so a run is slower: this is a limit, and says what sets it.
+//! How fast a plan can decode: the bytes that a token reads, by the rates of the machine, and each layer's FFN by the cost model
+//! ([`crate::scheduler::costs`]), with its fixed parts. Memory is counted at its full rate and the context as short, so a run is slower: this is a limit, and says what sets it.
 
+use super::Costs;
 use super::memory_plan::{Footprint, Plan};
+use crate::cache::{PerTier, Tier};
 use crate::formats::machine_profile::MachineProfile;
+use crate::scheduler::costs::{Lane, StageCosts};
 use serde::Serialize;
 
 /// Forks and joins of the thread pool that a layer takes on the processor alone: q k v, attention, its output, and the FFN.
@@ -56,32 +59,79 @@ pub struct Reads {
     pub rows: usize,
     /// The plan's counts are rows that are read, and not active neurons.
     pub placed_by_rows: bool,
+    /// The host has no part in a layer whose neurons are all on the device.
+    pub skips_host: bool,
+}
+
+/// Neurons of a layer that a token computes, and those of them that are active.
+#[derive(Clone, Copy, PartialEq)]
+struct PerLayer {
+    computed: f64,
+    active: f64,
+}
+
+/// Of each layer what a token needs, and what of it is on the device.
+fn reads_of(
+    f: &Footprint,
+    plan: &Plan,
+    computed_share: f64,
+    active: f64,
+    placed_by_rows: bool,
+) -> impl Iterator<Item = (PerLayer, PerLayer)> {
+    let mean = plan.details.total_impact as f64 / f.layers as f64;
+    let ffn = f.ffn as f64;
+    plan.layers.iter().map(move |layer| {
+        // A layer that fires more is computed more; where all are computed, it is not.
+        let weight = if mean > 0.0 && computed_share < 1.0 { layer.total_impact as f64 / mean } else { 1.0 };
+        let computed = (ffn * computed_share * weight).min(ffn);
+        // Active neurons lie there as often as the plan says; those that are computed besides may be any.
+        let of_any = layer.slots as f64 / ffn;
+        let of_active = match layer.total_impact {
+            0 => of_any,
+            total => layer.impact as f64 / total as f64,
+        };
+        let on_device = if placed_by_rows { of_active } else { active * of_active + (1.0 - active) * of_any };
+        let all = PerLayer { computed, active: computed * active };
+        (all, PerLayer { computed: computed * on_device, active: all.active * of_active })
+    })
 }
 
 /// Estimates decoding with `plan` on `machine`.
 pub fn estimate(f: &Footprint, plan: &Plan, machine: &MachineProfile, reads: Reads) -> Estimate {
     let ms = |bytes: f64, gb_s: f64| bytes / (gb_s * 1e6);
     let layers = f.layers as f64;
-    let Reads { predictor_bytes, computed_share, active_share, rows, placed_by_rows } = reads;
-    // Active neurons lie there as often as the plan says; those that are computed besides may be any.
-    let of_active = plan.objective as f64 / plan.details.total_impact.max(1) as f64;
-    let of_any = plan.slots().iter().sum::<usize>() as f64 / (f.ffn * f.layers) as f64;
+    let Reads { predictor_bytes, computed_share, active_share, rows, placed_by_rows, skips_host } = reads;
     let active = (active_share / computed_share).min(1.0);
-    let on_device = if placed_by_rows { of_active } else { active * of_active + (1.0 - active) * of_any };
     let always = (f.always_bytes() + predictor_bytes) as f64;
-    let row = f.ffn_bytes() as f64 / rows as f64;
-    let (first, others) = (row * computed_share, row * (rows - 1) as f64 * computed_share * active);
-    let there = first * on_device + others * of_active;
-    let neurons = first + others;
+    let row = f.block_bytes as f64 / rows as f64;
+    let bytes_of = |n: PerLayer| row * (n.computed + (rows - 1) as f64 * n.active);
+    let stage = Costs::of(machine, f.block_bytes, f.hidden).stage(skips_host);
+    let (mut stages_ns, mut neurons, mut there, mut waits_us) = (0.0, 0.0, 0.0, 0.0);
+    for (layer, (all, here)) in plan.layers.iter().zip(reads_of(f, plan, computed_share, active, placed_by_rows)) {
+        let left = PerLayer { computed: all.computed - here.computed, active: all.active - here.active };
+        let shares = PerTier::all((left, machine.dram_gb_s)).with(Tier::Device, (here, machine.device_gb_s));
+        // A neuron's time is that of the rows that are read of it in the mean.
+        let lane = |tier: Tier| {
+            let (n, gb_s) = shares[tier];
+            Lane { neuron_ns: bytes_of(n) / n.computed.max(f64::MIN_POSITIVE) / gb_s, ..stage.lanes[tier] }
+        };
+        let costs = StageCosts { always_ns: stage.always_ns, lanes: PerTier::from_fn(lane) };
+        let neurons_of = PerTier::from_fn(|tier| shares[tier].0.computed);
+        stages_ns += if layer.whole { costs.for_mean(neurons_of) } else { costs.for_split(neurons_of) };
+        let fixed_ns = if layer.whole { 0.0 } else { costs.lanes[Tier::Host].fixed_ns };
+        waits_us += (costs.always_ns + fixed_ns) / 1e3;
+        neurons += bytes_of(all);
+        there += bytes_of(here);
+    }
     let device_ffn_ms = ms(there, machine.device_gb_s);
     let host_ms = ms(neurons - there, machine.dram_gb_s);
     let always_ms = ms(always, machine.device_gb_s);
-    // Without neurons or keys and values on the host no layer is split, and a token waits once.
-    let splits = if host_ms > 0.0 { layers } else { 0.0 };
+    // Without keys and values on the host a token waits once beside its layers.
     let attention = if plan.sequences == 0 { f.attention_waits as f64 } else { 0.0 };
-    let wait_ms = ((splits + attention) * (plan.details.t_sync_us + machine.call_us) + machine.sync_us) / 1e3;
+    let others_us = attention * (plan.details.t_sync_us + machine.call_us) + machine.sync_us;
+    let wait_ms = (waits_us + others_us) / 1e3;
     let link_ms = ms(plan.streamed_layers as f64 * f.attention_layer_bytes[0] as f64, machine.link_gb_s);
-    let others_ms = always_ms + device_ffn_ms.max(host_ms) + wait_ms;
+    let others_ms = always_ms + stages_ns / 1e6 + others_us / 1e3;
     let token_ms = others_ms.max(link_ms);
     let device_ms = always_ms + device_ffn_ms;
     let bound = [

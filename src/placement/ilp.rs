@@ -1,7 +1,7 @@
 //! The same problem as the integer linear programme that powerinfer 6.3 prints, solved by a general solver: a check of
 //! [`super::solve()`] that shares no code with it.
 
-use super::problem::Problem;
+use super::problem::{LayerProblem, Problem};
 use good_lp::{
     Expression, ProblemVariables, ResolutionError, Solution as _, SolverModel, Variable, WithTimeLimit, microlp,
     solvers::SolutionStatus, variable,
@@ -12,14 +12,15 @@ use good_lp::{
 pub struct IlpSolution {
     /// Batches of each layer on the device, `[layers]`.
     pub batches: Vec<usize>,
-    /// Impact of all neurons on the device (powerinfer 6.3, equation 2).
-    pub impact: u64,
+    /// Value of all neurons on the device: their impact (powerinfer 6.3, equation 2), or the time that they save.
+    pub value: u64,
     /// Whether the solver proved that there is no better one; if not, it ran out of time.
     pub optimal: bool,
 }
 
-/// Maximises the impact of the batches on the device (powerinfer 6.3, equation 2) so that each batch is there or not (3), all fit into the
-/// budget (6), and a layer has none (8) or at least C_l of them (7).
+/// Maximises the value of the batches on the device (powerinfer 6.3, equation 2) so that each batch is there or not (3), all fit into the
+/// budget (6), and a layer has none (8) or at least C_l of them (7). A batch is only there with all better ones of its layer: what it is worth may
+/// depend on them.
 ///
 /// Branch and bound takes minutes on some problems of real size, so it ends after `seconds` with the best placement found.
 ///
@@ -34,15 +35,16 @@ pub fn solve(problem: &Problem, budget_bytes: u64, seconds: f64) -> Result<IlpSo
         .collect();
     let used: Vec<Variable> = problem.layers.iter().map(|_| variables.add(variable().binary())).collect();
     // The solver's tolerances suit numbers near 1.
-    let top = problem.layers.iter().flat_map(|l| &l.impacts).copied().max().unwrap_or(0).max(1) as f64;
-    let impact: Expression = problem
+    let rises = |layer: &LayerProblem| layer.values.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<u64>>();
+    let top = problem.layers.iter().flat_map(rises).max().unwrap_or(0).max(1) as f64;
+    let value: Expression = problem
         .layers
         .iter()
         .zip(&on_device)
-        .flat_map(|(layer, vars)| layer.impacts.iter().zip(vars))
-        .map(|(&v, &var)| v as f64 / top * var)
+        .flat_map(|(layer, vars)| rises(layer).into_iter().zip(vars))
+        .map(|(v, &var)| v as f64 / top * var)
         .sum();
-    let mut model = variables.maximise(impact).using(microlp).with_time_limit(seconds);
+    let mut model = variables.maximise(value).using(microlp).with_time_limit(seconds);
     let all: Expression = on_device.iter().flatten().copied().sum();
     model.add_constraint(all.leq(problem.capacity(budget_bytes) as f64));
     for ((layer, vars), &used) in problem.layers.iter().zip(&on_device).zip(&used) {
@@ -52,15 +54,17 @@ pub fn solve(problem: &Problem, budget_bytes: u64, seconds: f64) -> Result<IlpSo
         for &var in vars {
             model.add_constraint((var - used).leq(0.0));
         }
+        for pair in vars.windows(2) {
+            model.add_constraint((pair[1] - pair[0]).leq(0.0));
+        }
     }
     let solved = model.solve().map_err(|e: ResolutionError| e.to_string())?;
     let there = |vars: &Vec<Variable>| vars.iter().map(|&v| solved.value(v) > 0.5).collect::<Vec<bool>>();
-    let chosen: Vec<Vec<bool>> = on_device.iter().map(there).collect();
-    let impact =
-        problem.layers.iter().zip(&chosen).flat_map(|(l, c)| l.impacts.iter().zip(c)).filter(|(_, there)| **there);
+    let count = |vars: &Vec<Variable>| there(vars).into_iter().filter(|there| *there).count();
+    let batches: Vec<usize> = on_device.iter().map(count).collect();
     Ok(IlpSolution {
-        impact: impact.map(|(v, _)| v).sum(),
-        batches: chosen.iter().map(|c| c.iter().filter(|there| **there).count()).collect(),
+        value: problem.value(&batches),
+        batches,
         optimal: matches!(solved.status(), SolutionStatus::Optimal),
     })
 }

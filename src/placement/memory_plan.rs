@@ -1,9 +1,12 @@
-//! The plan of what lies on the device and what on the host, within a budget, to the byte. `docs/plan.md` explains the rules.
+//! The plan of what lies on the device and what on the host, within a budget, to the byte. `docs/memory.md` explains the rules.
 
 pub use super::footprint::{Bits, Footprint, streamed_bytes};
 use super::solve::gap;
 
-use super::{Costs, Problem, Solution, ilp, min_neurons, prompt_chunk, solve, upper_bound};
+use super::details::slots_of;
+pub use super::details::{Details, IlpCheck, LayerSlots};
+use super::problem::Prices;
+use super::{Costs, Problem, Solution, min_neurons, prompt_chunk, solve};
 use crate::cache::{PerTier, Tier};
 use crate::clock;
 use crate::engine::session::CHUNK;
@@ -60,6 +63,9 @@ pub struct Request {
     /// Layers whose attention's matrices stay in host memory and are copied to the device for every pass; `None` takes none where all of
     /// them have room on the device, and else as few as the budget asks for.
     pub streamed_layers: Option<usize>,
+    /// Whether the host has no part in a layer whose neurons are all on the device. Then placements are compared by time, with what such a
+    /// layer saves, else by impact.
+    pub skips_host: bool,
 }
 
 impl Request {
@@ -120,13 +126,6 @@ impl Serialize for PlanPart {
     }
 }
 
-/// One layer's share of the slots.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct LayerSlots {
-    /// Neuron blocks of the layer that the device has room for.
-    pub slots: usize,
-}
-
 /// What lies on the device and what on the host.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
@@ -156,7 +155,7 @@ pub struct Plan {
     pub sequences: usize,
     /// Sum of the impacts of the neurons on the device.
     pub objective: u64,
-    /// (bound - objective) / bound, where no placement has more impact than the bound; 0 is optimal.
+    /// (bound - value) / bound, where no placement within the budget is worth more than the bound; 0 is optimal.
     pub gap: f64,
     /// How the plan came about.
     pub details: Details,
@@ -207,51 +206,6 @@ impl Plan {
         buffers.bytes[Tier::Device] -= bytes;
         self.total_bytes -= bytes;
     }
-}
-
-/// How the plan came about.
-#[derive(Clone, Debug, Serialize)]
-pub struct Details {
-    /// Sum of the impacts of all neurons.
-    pub total_impact: u64,
-    /// Upper bound of the impact of any placement within the budget.
-    pub bound: u64,
-    /// Host memory that it uses, bytes: the sum over the parts.
-    pub host_bytes: u64,
-    /// Host memory that a card reads in place, bytes, and that the system is asked not to swap: every neuron block, and attention's
-    /// matrices that are copied for every pass.
-    pub pinned_bytes: u64,
-    /// Bytes of one neuron block.
-    pub block_bytes: u64,
-    /// Neurons that are placed together, as one batch.
-    pub batch: usize,
-    /// C_l: fewest neurons of a layer that pay on the device, if any are there.
-    pub min_neurons: usize,
-    /// Time to read a neuron block from host memory, us ([`Costs`]).
-    pub t_cpu_us: f64,
-    /// Time to read a neuron block from device memory, us.
-    pub t_gpu_us: f64,
-    /// Time to copy a neuron block over the link, us.
-    pub t_trans_us: f64,
-    /// Time that splitting a layer costs for each token, us.
-    pub t_sync_us: f64,
-    /// Time that finding the placement took, ms.
-    pub solve_ms: f64,
-    /// The same problem by a general solver; `None` where that was not asked for.
-    pub ilp: Option<IlpCheck>,
-}
-
-/// Result of a general solver on the same placement problem.
-#[derive(Clone, Debug, Serialize)]
-pub struct IlpCheck {
-    /// Impact of the placement that it found.
-    pub objective: u64,
-    /// Whether it proved that there is no better one; if not, it ran out of time.
-    pub optimal: bool,
-    /// (its objective - the plan's) / its objective; negative where the plan is better.
-    pub gap: f64,
-    /// Time that it took, ms.
-    pub solve_ms: f64,
 }
 
 /// Plans what lies on the device. What every token reads whole comes first (attention, head, predictors, buffers), then neurons, keys and
@@ -308,17 +262,21 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         None => Problem::new(counts, f.block_bytes, least),
         Some(_) => Problem::in_batches(counts, f.block_bytes, least, 1),
     };
-    let problem = problem.map_err(|why| Error::Failed(format!("the placement cannot be planned: {why}")))?;
+    let failed = |why| Error::Failed(format!("the placement cannot be planned: {why}"));
+    let by_impact = problem.map_err(failed)?;
+    let prices = Prices::new(&by_impact, costs.stage(request.skips_host), request.computed_share);
+    let problem =
+        if request.skips_host { by_impact.clone().by_time(&prices).map_err(failed)? } else { by_impact.clone() };
     let start = clock::now();
     let (sequences_there, division) =
-        divide_room(f, &problem, (&costs, machine), request, (room, wanted), attention.layers);
-    let Division { streamed_bytes, ffn_budget, solution: Solution { batches, impact } } = division;
-    let solve_ms = start.elapsed().as_secs_f64() * 1e3;
-    let bound = upper_bound(&problem, ffn_budget);
-    let ilp = request.ilp_seconds.map(|seconds| ilp_check(&problem, ffn_budget, impact, seconds)).transpose()?;
+        divide_room(f, (&problem, &prices), (&costs, machine), request, (room, wanted), attention.layers);
+    let Division { streamed_bytes, ffn_budget, solution } = division;
+    let found = (&solution, ffn_budget, start.elapsed().as_secs_f64() * 1e3);
+    let figures = (&costs, f.block_bytes, least);
+    let details = Details::new((&problem, &by_impact, &prices), found, figures, request.ilp_seconds)?;
 
-    let slots: Vec<usize> = batches.iter().map(|n| n * problem.batch).collect();
-    let slots_bytes = f.block_bytes * slots.iter().sum::<usize>() as u64;
+    let layers = slots_of(&problem, &solution.batches);
+    let slots_bytes = f.block_bytes * layers.iter().map(|layer| layer.slots).sum::<usize>() as u64;
     // With `vram`, bytes that neurons could still use stay free for them: nothing else displaces one.
     let rest = if request.vram.is_some() { room - streamed_bytes - ffn_budget } else { 0 };
     let for_chunks = [streamed_bytes, f.for_chunks(chunk)];
@@ -333,28 +291,14 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
         without_neurons_bytes,
         full_bytes,
         parts,
-        layers: slots.into_iter().map(|slots| LayerSlots { slots }).collect(),
+        layers,
         streamed_bytes,
         streamed_layers: attention.layers,
         chunk,
         sequences,
-        objective: impact,
-        gap: gap(bound, impact),
-        details: Details {
-            total_impact: problem.total_impact(),
-            bound,
-            host_bytes,
-            pinned_bytes: f.ffn_bytes() + f.streamed_on_host(attention.layers),
-            block_bytes: f.block_bytes,
-            batch: problem.batch,
-            min_neurons: least,
-            t_cpu_us: costs.t_cpu_us,
-            t_gpu_us: costs.t_gpu_us,
-            t_trans_us: costs.t_trans_us,
-            t_sync_us: costs.t_sync_us,
-            solve_ms,
-            ilp,
-        },
+        objective: solution.impact,
+        gap: gap(details.bound, solution.value),
+        details: Details { host_bytes, pinned_bytes: f.ffn_bytes() + f.streamed_on_host(attention.layers), ..details },
     })
 }
 
@@ -447,7 +391,7 @@ struct Division {
 /// or `None` where they take what is left. They come first where attention's matrices of some layers are copied.
 fn divide_room(
     f: &Footprint,
-    problem: &Problem,
+    (problem, prices): (&Problem, &Prices),
     (costs, machine): (&Costs, &MachineProfile),
     request: &Request,
     (room, wanted): (u64, u64),
@@ -471,10 +415,9 @@ fn divide_room(
     let displacing = |sequences: usize| {
         let left = room.checked_sub(f.kv_bytes * sequences as u64).filter(|_| there < sequences as u64)?;
         let fewer = within(left);
-        let lost =
-            neurons.solution.impact.saturating_sub(fewer.solution.impact) as f64 / problem.total_impact().max(1) as f64;
         let gain = attention_on_host_us(f, costs, machine, sequences);
-        let loss = lost * request.computed_share * (f.ffn * f.layers) as f64 * (costs.t_cpu_us - costs.t_gpu_us);
+        let ffn_us = |division: &Division| prices.token_ns(problem, &division.solution.batches) / 1e3;
+        let loss = ffn_us(&fewer) - ffn_us(&neurons);
         (gain > loss).then_some((Some(sequences), fewer))
     };
     [request.sequences.max(1), 1].into_iter().find_map(displacing).unwrap_or((None, neurons))
@@ -559,12 +502,4 @@ fn divide(
         part(PartName::FfnSlots, (slots_bytes, f.ffn_bytes())),
     ];
     (sequences, parts)
-}
-
-fn ilp_check(problem: &Problem, budget_bytes: u64, ours: u64, seconds: f64) -> Result<IlpCheck> {
-    let start = clock::now();
-    let solved = ilp::solve(problem, budget_bytes, seconds)
-        .map_err(|why| Error::Failed(format!("the integer programme was not solved: {why}; give it more seconds")))?;
-    let solve_ms = start.elapsed().as_secs_f64() * 1e3;
-    Ok(IlpCheck { objective: solved.impact, optimal: solved.optimal, gap: gap(solved.impact, ours), solve_ms })
 }

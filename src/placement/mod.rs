@@ -1,9 +1,10 @@
 //! Which neurons lie on the device when decoding begins: the problem of powerinfer 6, its exact solution, an upper bound that
 //! shows how good a solution is, and the placements that follow from it; and the plan of everything on the device, to the byte.
 //!
-//! As in the paper, sizes are counted in batches of neurons with similar impact; `docs/plan.md` states the problem.
+//! As in the paper, sizes are counted in batches of neurons with similar impact; `docs/internals.md` states the problem.
 
 pub mod cost;
+pub mod details;
 pub mod disk_plan;
 pub mod drawn;
 pub mod estimate;

@@ -1,6 +1,8 @@
 //! The placement problem as plain data.
 
+use crate::cache::{PerTier, Tier};
 use crate::ids::PublishedId;
+use crate::scheduler::costs::StageCosts;
 
 /// Neurons of a batch: "64 neurons with similar impacts from a layer into a single batch" (powerinfer 6.3.3).
 const BATCH: usize = 64;
@@ -24,6 +26,9 @@ pub struct Problem {
 pub struct LayerProblem {
     /// Impact v of each batch, in falling order, `[batches]`.
     pub impacts: Vec<u64>,
+    /// What the first n batches on the device are worth, `[batches + 1]`, never falling: the sum of their impacts, or the picoseconds that they
+    /// save a token.
+    pub values: Vec<u64>,
     /// C_l in batches: either none or at least this many are on the device; 1 up to all of them.
     pub min_neurons: usize,
 }
@@ -63,15 +68,36 @@ impl Problem {
             .map(|counts| {
                 let ranked = ranking(counts);
                 let sum = |neurons: &[PublishedId]| neurons.iter().map(|n| counts[n.index()]).sum();
-                LayerProblem {
-                    impacts: ranked.chunks_exact(batch).map(sum).collect(),
-                    min_neurons: min_neurons.div_ceil(batch).clamp(1, neurons / batch),
-                }
+                LayerProblem::by_impact(
+                    ranked.chunks_exact(batch).map(sum).collect(),
+                    min_neurons.div_ceil(batch).clamp(1, neurons / batch),
+                )
             })
             .collect();
         let problem = Problem { batch, batch_bytes: neuron_bytes * batch as u64, layers };
         problem.weights().ok_or(too_large)?;
         Ok(problem)
+    }
+
+    /// The same problem, in which batches are worth the time that they save a token, for the numbers of neurons of `prices`. A layer that lies
+    /// on the device whole is worth the fixed part of the host's lane, too.
+    ///
+    /// # Errors
+    /// The reason in words, where the times are too large to be added up.
+    pub fn by_time(mut self, prices: &Prices) -> Result<Problem, String> {
+        for layer in &mut self.layers {
+            let times_ns = prices.times_ns(layer, self.batch);
+            let (mut least, mut value) = (times_ns[0], 0u64);
+            // Where the device is the slower one, more neurons there save nothing. Differences are rounded, and not sums: equal ones stay equal.
+            layer.values = Vec::with_capacity(times_ns.len());
+            for &ns in &times_ns {
+                value = value.saturating_add(((least - ns).max(0.0) * 1e3).round() as u64);
+                least = least.min(ns);
+                layer.values.push(value);
+            }
+        }
+        self.weights().ok_or("the times are too large to be added up")?;
+        Ok(self)
     }
 
     /// Batches of all layers together.
@@ -94,17 +120,92 @@ impl Problem {
         self.layers.iter().zip(batches).flat_map(|(layer, &n)| &layer.impacts[..n]).sum()
     }
 
-    /// Weights of one unit of impact and of one batch in the solver's order: impact decides, then the number of batches (a slot that no
+    /// Value of the first `batches[l]` batches of each layer l.
+    pub fn value(&self, batches: &[usize]) -> u64 {
+        self.layers.iter().zip(batches).map(|(layer, &n)| layer.values[n]).sum()
+    }
+
+    /// Weights of one unit of value and of one batch in the solver's order: value decides, then the number of batches (a slot that no
     /// neuron needs yet is of use when neurons move), then an even spread over the layers, by the sum of squares. `None` where 128 bits are
     /// too few.
     pub(super) fn weights(&self) -> Option<(i128, i128)> {
         let squares: i128 = self.layers.iter().map(|l| (l.impacts.len() as i128).pow(2)).sum();
         let batch = squares + 1;
-        let impact = batch.checked_mul(self.batches() as i128 + 1)?;
-        let total =
-            self.layers.iter().flat_map(|l| &l.impacts).try_fold(0u64, |sum, &v| sum.checked_add(v)).map(i128::from)?;
+        let value = batch.checked_mul(self.batches() as i128 + 1)?;
+        let most = |layer: &LayerProblem| layer.values.last().copied().unwrap_or(0);
+        let total = self.layers.iter().map(most).try_fold(0u64, u64::checked_add).map(i128::from)?;
         // Half of the range, so that sums of two stay inside.
-        (total + 1).checked_mul(impact).filter(|&top| top < i128::MAX / 2).map(|_| (impact, batch))
+        (total + 1).checked_mul(value).filter(|&top| top < i128::MAX / 2).map(|_| (value, batch))
+    }
+}
+
+impl LayerProblem {
+    /// A layer whose batches are worth their impacts.
+    pub fn by_impact(impacts: Vec<u64>, min_neurons: usize) -> LayerProblem {
+        let sums = impacts.iter().scan(0u64, |sum, &v| {
+            *sum = sum.saturating_add(v);
+            Some(*sum)
+        });
+        LayerProblem { values: std::iter::once(0).chain(sums).collect(), impacts, min_neurons }
+    }
+}
+
+/// What a token takes, by the cost model and the neurons that it computes in the mean.
+#[derive(Clone, Copy, Debug)]
+pub struct Prices {
+    costs: StageCosts,
+    /// Neurons of a token for each unit of impact; infinite where every neuron is computed.
+    scale: f64,
+}
+
+impl Prices {
+    /// Prices of `problem`'s neurons for a token that computes the share `computed` of all neurons, 0 to 1: each as often as its share of the impact
+    /// says, and at most once.
+    pub fn new(problem: &Problem, costs: StageCosts, computed: f64) -> Prices {
+        let batch = problem.batch as f64;
+        let impacts = || problem.layers.iter().flat_map(|layer| &layer.impacts).map(|&v| v as f64);
+        let wanted = computed * batch * problem.batches() as f64;
+        let total = problem.total_impact() as f64;
+        let computes = |scale: f64| impacts().map(|v| (v * scale).min(batch)).sum::<f64>();
+        if computed >= 1.0 || total == 0.0 {
+            return Prices { costs, scale: if computed >= 1.0 { f64::INFINITY } else { 0.0 } };
+        }
+        // What the most active neurons cannot have falls to the others; neurons that never fired get nothing.
+        let mut scale = wanted / total;
+        for _ in 0..50 {
+            let found = computes(scale);
+            if found >= wanted * 0.9999 {
+                break;
+            }
+            scale *= wanted / found;
+        }
+        Prices { costs, scale }
+    }
+
+    /// Neurons of a batch of `batch` with this impact that a token computes.
+    fn mean(&self, impact: u64, batch: usize) -> f64 {
+        let batch = batch as f64;
+        if self.scale.is_infinite() { batch } else { (impact as f64 * self.scale).min(batch) }
+    }
+
+    /// Time of a layer's FFN stage with its first n batches on the device, ns, `[batches + 1]`. The host has a part of every layer that is not there
+    /// whole: neurons that never fired where they were counted may do so elsewhere.
+    pub fn times_ns(&self, layer: &LayerProblem, batch: usize) -> Vec<f64> {
+        let means: Vec<f64> = layer.impacts.iter().map(|&v| self.mean(v, batch)).collect();
+        let all: f64 = means.iter().sum();
+        // From the last batch on, so that none left is exactly 0.
+        let mut on_host = vec![0.0; means.len() + 1];
+        (0..means.len()).rev().for_each(|n| on_host[n] = on_host[n + 1] + means[n]);
+        let stage = |(n, &host): (usize, &f64)| {
+            let neurons = PerTier::all(host).with(Tier::Device, (all - host).max(0.0));
+            if n < means.len() { self.costs.for_split(neurons) } else { self.costs.for_mean(neurons) }
+        };
+        on_host.iter().enumerate().map(stage).collect()
+    }
+
+    /// Time of all layers' FFN stages for a token, with the first `batches[l]` batches of each layer l on the device, ns.
+    pub fn token_ns(&self, problem: &Problem, batches: &[usize]) -> f64 {
+        problem.layers.iter().zip(batches).map(|(layer, &n)| self.times_ns(layer, problem.batch)[n]).sum()
     }
 }
 

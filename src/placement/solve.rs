@@ -1,26 +1,30 @@
 //! The exact solution by dynamic programming, and an upper bound that shows how good any solution is.
 
 use super::problem::{LayerProblem, Problem};
+use std::ops::Range;
 
 /// Batches of each layer that lie on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Solution {
     /// Batches of each layer on the device, `[layers]`: 0 or at least the layer's `least`.
     pub batches: Vec<usize>,
-    /// The objective: impact of all neurons on the device (powerinfer 6.3, equation 2).
+    /// Impact of all neurons on the device (powerinfer 6.3, equation 2).
     pub impact: u64,
+    /// The objective: their value. It is the impact, or the time that they save.
+    pub value: u64,
 }
 
 /// The best placement within `budget_bytes`.
 ///
-/// Within a layer the best batches come first, so a layer's value is a sum over a prefix, and the dynamic programme runs over layers with
-/// "the best value of the layers so far in at most c batches" as its state. Prefix sums of falling numbers are concave, so the best
-/// previous state never moves backwards as c grows: each layer takes O(c log c) steps instead of c times its batches. Of equally good
+/// Within a layer the best batches come first, so a layer's value depends on their number alone, and the dynamic programme runs over layers with
+/// "the best value of the layers so far in at most c batches" as its state. Where a layer's values are concave, as sums of falling impacts are, the
+/// best previous state never moves backwards as c grows: then a layer takes O(c log c) steps instead of c times its batches. Times are concave but
+/// for the last batch, which spares the host's fixed part: each concave run of a layer's values is searched by itself. Of equally good
 /// placements the one with more neurons is taken, then the one that spreads them more evenly, then that of earlier layers: the same input
 /// always gives the same placement.
 pub fn solve(problem: &Problem, budget_bytes: u64) -> Solution {
     let capacity = problem.capacity(budget_bytes);
-    let (impact_weight, batch_weight) = problem.weights().expect("Problem::new checked the range");
+    let (value_weight, batch_weight) = problem.weights().expect("Problem::new checked the range");
     let mut best = vec![0i128; capacity + 1];
     // [layers, capacity + 1]: batches that the layer takes.
     let mut taken = vec![0u32; problem.layers.len() * (capacity + 1)];
@@ -28,11 +32,16 @@ pub fn solve(problem: &Problem, budget_bytes: u64) -> Solution {
         if layer.min_neurons > capacity {
             continue;
         }
-        let values = values(layer, impact_weight, batch_weight);
-        let mut step =
-            LayerStep { layer: &values, min_neurons: layer.min_neurons, before: &best, after: best.clone(), taken };
-        step.rows(layer.min_neurons, capacity + 1, 0, capacity);
-        best = step.after;
+        let values = values(layer, value_weight, batch_weight);
+        let mut after = best.clone();
+        for run in concave_runs(&values, layer.min_neurons) {
+            if run.start <= capacity {
+                let least = run.start;
+                let mut step = LayerStep { layer: &values, run, before: &best, after: &mut after, taken };
+                step.rows(least, capacity + 1, 0, capacity);
+            }
+        }
+        best = after;
     }
     let mut batches = vec![0; problem.layers.len()];
     let mut left = capacity;
@@ -40,30 +49,38 @@ pub fn solve(problem: &Problem, budget_bytes: u64) -> Solution {
         batches[l] = taken[left] as usize;
         left -= batches[l];
     }
-    let impact = problem.impact(&batches);
-    Solution { batches, impact }
+    Solution { impact: problem.impact(&batches), value: problem.value(&batches), batches }
 }
 
-/// Value of the first n batches, `[batches + 1]`; concave.
-fn values(layer: &LayerProblem, impact_weight: i128, batch_weight: i128) -> Vec<i128> {
-    let mut impact = 0;
-    let mut values = vec![0];
-    for (n, v) in (1i128..).zip(&layer.impacts) {
-        impact += *v as i128;
-        values.push(impact * impact_weight + n * batch_weight - n * n);
+/// Order of the first n batches, `[batches + 1]`: by value, then by number, then by an even spread.
+fn values(layer: &LayerProblem, value_weight: i128, batch_weight: i128) -> Vec<i128> {
+    let order = |(n, &v): (i128, &u64)| i128::from(v) * value_weight + n * batch_weight - n * n;
+    (0i128..).zip(&layer.values).map(order).collect()
+}
+
+/// The numbers of batches from `least` on in runs, each as long as its values are concave.
+fn concave_runs(values: &[i128], least: usize) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for n in least..values.len() {
+        let rises = |n: usize| values[n] - values[n - 1];
+        match runs.last_mut() {
+            Some(run) if run.len() < 2 || rises(n) <= rises(n - 1) => run.end = n + 1,
+            _ => runs.push(n..n + 1),
+        }
     }
-    values
+    runs
 }
 
-/// One layer of the programme.
+/// One run of a layer's numbers of batches in the programme.
 struct LayerStep<'a> {
     /// Value of the layer's first n batches.
     layer: &'a [i128],
-    min_neurons: usize,
+    /// The numbers of batches that it may take.
+    run: Range<usize>,
     /// Best value of the layers before in at most c batches.
     before: &'a [i128],
     /// Best value with this layer in at most c batches.
-    after: Vec<i128>,
+    after: &'a mut [i128],
     taken: &'a mut [u32],
 }
 
@@ -75,8 +92,8 @@ impl LayerStep<'_> {
             return;
         }
         let middle = low + (high - low) / 2;
-        let first = from.max(middle.saturating_sub(self.layer.len() - 1));
-        let last = to.min(middle - self.min_neurons);
+        let first = from.max(middle.saturating_sub(self.run.end - 1));
+        let last = to.min(middle - self.run.start);
         let (mut best, mut at) = (i128::MIN, first);
         for (state, value) in self.before.iter().enumerate().take(last + 1).skip(first) {
             let with = value + self.layer[middle - state];
@@ -84,7 +101,7 @@ impl LayerStep<'_> {
                 (best, at) = (with, state);
             }
         }
-        if best > self.before[middle] {
+        if best > self.after[middle] {
             self.after[middle] = best;
             self.taken[middle] = (middle - at) as u32;
         }
@@ -93,29 +110,46 @@ impl LayerStep<'_> {
     }
 }
 
-/// Upper bound of the impact of any placement within the budget: the optimum of the integer programme's linear relaxation (0 <= a <= y <= 1
-/// instead of 0 or 1), rounded down, since an impact is a whole number.
+/// Upper bound of the value of any placement within the budget: the optimum of the problem's linear relaxation, rounded down, since a value is a
+/// whole number.
 ///
-/// With fractions a layer may take its first `least` batches in part, at their mean impact, then further batches at falling impacts: the
-/// budget goes to the best shares of all layers, and of the last one only what fits is taken.
+/// With fractions a layer may have any mean of its placements, so its values are those of their concave hull: its first `least` batches in part,
+/// at their mean value, then further ones at falling values. The budget goes to the best shares of all layers, and of the last one only what fits
+/// is taken.
 pub fn upper_bound(problem: &Problem, budget_bytes: u64) -> u64 {
-    // Batches and impact of each share.
+    // Batches and value of each share.
     let mut pieces: Vec<(u128, u128)> = Vec::new();
     for layer in &problem.layers {
-        let (opening, single) = layer.impacts.split_at(layer.min_neurons);
-        pieces.push((layer.min_neurons as u128, opening.iter().map(|&v| v as u128).sum()));
-        pieces.extend(single.iter().map(|&v| (1, v as u128)));
+        let mut corners = vec![0];
+        for n in layer.min_neurons..layer.values.len() {
+            let rise = |from: usize, to: usize| ((to - from) as u128, (layer.values[to] - layer.values[from]) as u128);
+            while let [.., before, last] = corners[..]
+                && steeper(rise(last, n), rise(before, last))
+            {
+                corners.pop();
+            }
+            corners.push(n);
+        }
+        pieces.extend(corners.windows(2).map(|pair| {
+            let [from, to] = [pair[0], pair[1]];
+            ((to - from) as u128, (layer.values[to] - layer.values[from]) as u128)
+        }));
     }
-    // By falling impact per batch.
+    // By falling value per batch.
     pieces.sort_by(|a, b| (b.1 * a.0).cmp(&(a.1 * b.0)));
     let mut left = problem.capacity(budget_bytes) as u128;
     let mut bound = 0;
-    for (batches, impact) in pieces {
+    for (batches, value) in pieces {
         let part = batches.min(left);
-        bound += impact * part / batches;
+        bound += value * part / batches;
         left -= part;
     }
     bound as u64
+}
+
+/// Whether a share is worth more per batch than another.
+fn steeper(a: (u128, u128), b: (u128, u128)) -> bool {
+    a.1 * b.0 > b.1 * a.0
 }
 
 /// (bound - reached) / bound, the share that `reached` lacks to the bound; 0 where the bound is 0.

@@ -338,7 +338,7 @@ impl<'a> NetworkWeights<'a> {
     }
 
     /// The hidden values of n tokens from their `residual`, `[n, hidden]`: `values` becomes `[n, rank]`. By rows, however many tokens there
-    /// are: which neurons are chosen does not depend on who is in the pass.
+    /// are: the choice of neurons does not depend on the other tokens of the pass.
     pub fn hidden_values(&self, tools: &mut Tools<'_>, residual: &[f32], n: usize, values: &mut Vec<f32>) {
         let Tools { model, pool, kernels, scratch } = tools;
         let h = model.config.hidden;

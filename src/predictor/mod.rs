@@ -146,7 +146,7 @@ pub trait Predictor: Send + Sync {
     /// `calibration(layer, ahead)`.
     fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]);
 
-    /// The network that makes the scores, for those who need the scores of some neurons alone: the second half of a mixture is computed
+    /// The network that makes the scores, for callers that need the scores of some neurons only: the second half of a mixture is computed
     /// for the experts that a token has. `None` for other kinds.
     fn network(&self, _layer: usize, _ahead: usize) -> Option<NetworkWeights<'_>> {
         None

@@ -1,4 +1,4 @@
-//! The figures that describe a profile; `docs/profile.md` defines each.
+//! The figures that describe a profile; `docs/predictors.md` defines each.
 
 use super::Profile;
 use super::accumulate::jaccard_distance;

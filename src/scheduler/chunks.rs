@@ -49,7 +49,7 @@ pub struct Graph {
 /// A subgraph: number of its chunk, and of its stage there.
 pub type Subgraph = (usize, usize);
 
-/// Who comes next on a processor that is free.
+/// Which subgraph a free processor runs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// A chunk's subgraphs come when all of the chunk before that are its processor's are done. It is none where a subgraph needs those of all

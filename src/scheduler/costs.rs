@@ -47,6 +47,13 @@ impl StageCosts {
         self.always_ns + lanes[Tier::Device].max(lanes[Tier::Host])
     }
 
+    /// Mean time of a stage of which the host has a part whatever the token, with so many neurons in the mean, ns.
+    pub fn for_split(&self, neurons: PerTier<f64>) -> f64 {
+        let host = self.lanes[Tier::Host];
+        let host_ns = host.fixed_ns + host.neuron_ns * neurons[Tier::Host];
+        self.always_ns + self.lanes_ns(neurons)[Tier::Device].max(host_ns)
+    }
+
     /// Time of the stage for exactly so many neurons, ns.
     pub fn for_count(&self, neurons: PerTier<u64>) -> f64 {
         let lanes = PerTier::from_fn(|tier| self.lanes[tier].for_count(neurons[tier]));
@@ -79,10 +86,13 @@ mod tests {
     /// Bytes of the last cache of a Xeon of that kind; the run did not record it.
     const LAST_CACHE: f64 = 105.0 * 1048576.0;
 
-    /// A decoding row: neurons or experts that the CPU computed for a token and layer, and the time of the stage of a layer, ns.
+    /// A decoding row: neurons or experts that the CPU computed and that moved for a token and layer, and the times of a layer, ns: of its stage, and
+    /// with attention.
     struct Row {
         on_cpu: f64,
+        moves: f64,
         stage_ns: f64,
+        layer_ns: f64,
         layers: f64,
     }
 
@@ -96,7 +106,14 @@ mod tests {
         });
         let fields: Vec<&str> = line.unwrap_or_else(|| panic!("no row {name}")).rsplit(',').collect();
         let number = |column: &str| fields[at(column)].parse::<f64>().unwrap();
-        Row { on_cpu: number("misses") / tokens / layers, stage_ns: number("ffn_ms") * 1e6 / layers, layers }
+        let ns = |ms: f64| ms * 1e6 / layers;
+        Row {
+            on_cpu: number("misses") / tokens / layers,
+            moves: number("moves") / tokens / layers,
+            stage_ns: ns(number("ffn_ms")),
+            layer_ns: ns(number("attention_ms") + number("ffn_ms")),
+            layers,
+        }
     }
 
     /// The H200's costs for shares of `threads` threads, whose neurons have `bytes`, of which a token needs `of_token` on the CPU.
@@ -162,18 +179,55 @@ mod tests {
         }
     }
 
-    /// The model says too little for 7B with moves: counters of those rows contain 64 tokens that were audited after the timing, while moves
-    /// caught up, so that the share of the timed tokens is not known; and the model has no term for what copies and a scheduler without a core of
-    /// its own take from the host's lane.
+    /// (predicted / measured) - 1 of a whole layer, which takes `alone_ns` with everything on the card. Of neurons beyond the last cache's bytes, and
+    /// only of those, memory's rate is the limit.
+    fn layer_error(row: &Row, alone_ns: f64, threads: f64, bytes: f64, used: Option<i32>) -> f64 {
+        let at = |of_token: f64| costs(threads, bytes, of_token).lanes[Tier::Host].neuron_ns;
+        let beyond = (1.0 - LAST_CACHE / (bytes * row.on_cpu * row.layers)).max(0.0);
+        let neuron_ns = at(0.0) * (1.0 - beyond) + at(f64::INFINITY) * beyond;
+        let none = used.map_or(0.0, |used| (1.0 - row.on_cpu / f64::from(used)).powi(used));
+        (alone_ns + (1.0 - none) * h200::HOST_FIXED_NS + neuron_ns * row.on_cpu) / row.layer_ns - 1.0
+    }
+
+    /// The stage's lap ends when the host has launched the device's last call of a layer; what the device is then still busy with is in the next
+    /// layer's lap of attention. Where the host's share is often empty, that is much of the stage: the mixture of 64 with moves was predicted 44 % above
+    /// its lap. With attention's lap, the same constants predict it and all others.
     #[test]
-    fn rows_of_7b_with_moves_are_not_predicted() {
-        for (name, misses_it_by) in [("7b-8GiB-full", -0.51), ("7b-8GiB-full-2", -0.49)] {
-            let row = row("5", name, 116.0, 32.0);
-            // At the counted share the CPU's neurons of a token would be beyond the cache, too: then it is -0.42 and -0.39.
-            let Lane { fixed_ns, .. } = costs(16.0, NEURON, 0.0).lanes[Tier::Host];
-            let cached = (h200::ALWAYS_NS + fixed_ns + h200::THREAD_NEURON_NS / 16.0 * row.on_cpu) / row.stage_ns - 1.0;
-            assert!((cached - misses_it_by).abs() < 0.01, "{name}: {cached:.3}");
-            assert!(error(&row, 16.0, NEURON, None) < -0.35, "{name}");
+    fn with_attention_the_same_constants_predict_rows_whose_host_share_is_often_empty() {
+        let eight = row("3", "all", 132.0, 8.0).layer_ns;
+        for (name, threads) in FITTED.into_iter().filter(|(name, _)| *name != "hk1000") {
+            let error = layer_error(&row("3", name, 132.0, 8.0), eight, threads, NEURON, None);
+            assert!(error.abs() < 0.08, "{name}: {error:.3}");
+        }
+        for (call, name, all, tokens, used) in [
+            ("3", "moe1s", "moeall", 132.0, 6),
+            ("3", "moe1", "moeall", 132.0, 6),
+            ("5", "moe-2GiB-static", "moe-all", 116.0, 8),
+            ("5", "moe-2GiB-full", "moe-all", 116.0, 8),
+        ] {
+            let alone = row(call, all, tokens, 12.0).layer_ns;
+            let error = layer_error(&row(call, name, tokens, 12.0), alone, 16.0, EXPERT, Some(used));
+            assert!(error.abs() < 0.15, "{name}: {error:.3}");
+        }
+        // Layers of 7B are those of the model of eight.
+        let error = layer_error(&row("5", "7b-8GiB-static", 116.0, 32.0), eight, 16.0, NEURON, None);
+        assert!(error.abs() < 0.15, "{error:.3}");
+    }
+
+    /// 7B with moves is not explained. Counters of those rows contain 64 tokens that were audited after the timing, while moves caught up, so that what
+    /// the 52 tokens before missed and moved is only known to be between the mean and all of it. By the mean the model says a third too little; if all
+    /// misses and all moves were theirs, and a move read host memory at its rate, it would say 5 and 8 % too little.
+    #[test]
+    fn rows_of_7b_with_moves_are_only_bounded() {
+        let eight = row("3", "all", 132.0, 8.0).layer_ns;
+        for (name, by_mean, at_most) in [("7b-8GiB-full", -0.40, -0.08), ("7b-8GiB-full-2", -0.35, -0.05)] {
+            let mean = row("5", name, 116.0, 32.0);
+            let error = layer_error(&mean, eight, 16.0, NEURON, None);
+            assert!((error - by_mean).abs() < 0.01, "{name}: {error:.3}");
+            let all = row("5", name, 52.0, 32.0);
+            let read_ns = (all.on_cpu + all.moves) * NEURON / DRAM_GB_S;
+            let bound = (eight + h200::HOST_FIXED_NS + read_ns) / all.layer_ns - 1.0;
+            assert!((bound - at_most).abs() < 0.01, "{name}: {bound:.3}");
         }
     }
 
@@ -189,5 +243,6 @@ mod tests {
         assert!((mean(40.0) - 190.0).abs() < 1e-9);
         assert!((mean(0.1) - (10.0 + 100.0 * 0.0951626 + 0.2)).abs() < 1e-3);
         assert_eq!(mean(0.0), 10.0);
+        assert_eq!(costs.for_split(PerTier::all(0.0)), 110.0);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! No single memory is right for experts. Where half of the uses come back within two tokens, the last few tokens say most; where a token
 //! draws its experts by itself, only a long mean says anything, and a short one is noise; and which of the two a model is, is not known
-//! beforehand (`docs/scheduler.md`). So each cluster has means of several lengths, and their weights are fitted while tokens are made:
+//! beforehand (`docs/internals.md`). So each cluster has means of several lengths, and their weights are fitted while tokens are made:
 //! every few tokens what the means said is compared with what was used since, by least squares over all clusters of all layers.
 
 /// Means of a cluster's uses: three of its own, and the frequency in the sequences that are decoded.

@@ -8,7 +8,7 @@ use crate::ids::StoreId;
 use dashmap::DashMap;
 use std::sync::Arc;
 
-/// Sequences whose frequencies are kept at most, twice what a pass can carry; who was not decoded for longest goes first.
+/// The most sequences whose frequencies are kept, twice what a pass can carry; the one not decoded for longest is dropped first.
 pub const MAX_SEQUENCES: usize = 64;
 /// Bytes that their frequencies take at most: 47 sequences of a 7B model. Twice the sequences of a pass are kept in any case, or those that
 /// wait for their next turn would forget while others are decoded.

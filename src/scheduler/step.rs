@@ -172,7 +172,7 @@ impl Scheduler {
             block_bytes: setting.block_bytes as u64,
             move_cost: setting.move_cost,
             // Until rates are known, nothing is put on the link.
-            window: Window::new(0.0, ahead),
+            window: Window::new(0.0, ahead, setting.rules.window),
             rates: Rates::new(setting.link_gb_s, layers),
             rates_log: RatesLog::default(),
             gain: Gain::default(),
@@ -307,6 +307,9 @@ impl Scheduler {
     fn balance(&mut self, seen: &LayerObservation<'_>, slots: &[Slot]) -> Option<PerTier<f32>> {
         let (own, balancer) = self.layers[seen.layer.index()].balancer.as_mut()?;
         let (set, predicted) = seen.own.filter(|_| self.rules.thresholds)?;
+        if let Some(pair) = self.rules.pair {
+            return balancer.set(pair.map(to_bin)).then_some(pair);
+        }
         // The user has set another threshold, which is used already.
         if set != *own {
             *own = set;
@@ -318,7 +321,7 @@ impl Scheduler {
             return None;
         }
         let (before, costs) = (balancer.thresholds(), self.rates.costs(seen.layer.index())?);
-        let now = balancer.update(self.token, &costs, self.loss);
+        let now = balancer.update(self.token, &costs, self.loss, self.rules.max_more);
         if now == before {
             return None;
         }

@@ -77,18 +77,18 @@ impl Histograms {
 
 /// Neurons that thresholds may have computed beyond those of the single threshold, as a share of the layer's. The neurons that pay for one
 /// likely neuron on the CPU are many unlikely ones on the device, whose time is estimated worst of all.
-const MAX_MORE: f64 = 0.004;
+pub const MAX_MORE: f64 = 0.004;
 
 /// The thresholds with which the slower part takes the least time, and which lose no more than threshold `base` for both (E.4.2) and have
-/// hardly more neurons computed. Starting from `base`, the device's threshold goes down step by step, and the CPU's goes up as far as that
-/// pays for.
-pub fn balance(histograms: &Histograms, base: u8, costs: &StageCosts, weight: LossWeight) -> Thresholds {
+/// at most `max_more` of the layer's neurons more computed. Starting from `base`, the device's threshold goes down step by step, and the CPU's
+/// goes up as far as that pays for.
+pub fn balance(histograms: &Histograms, base: u8, costs: &StageCosts, weight: LossWeight, max_more: f64) -> Thresholds {
     use Tier::{Device, Host};
     let mut now = Thresholds::all(base);
     let allowed = histograms.lost(now, weight) * (1.0 + 1e-9);
     let time = |thresholds| costs.for_mean(histograms.computed(thresholds));
     let computed = |thresholds| histograms.computed(thresholds).total();
-    let most = computed(now) + MAX_MORE * computed(Thresholds::all(0));
+    let most = computed(now) + max_more * computed(Thresholds::all(0));
     let (mut best, mut best_time) = (now, time(now));
     loop {
         while now[Host] < u8::MAX && histograms.lost(now.with(Host, now[Host] + 1), weight) <= allowed {
@@ -159,15 +159,20 @@ impl Balancer {
         }
     }
 
+    /// Sets a pair that is not to be balanced. Returns whether it differs from the pair before.
+    pub fn set(&mut self, pair: Thresholds) -> bool {
+        std::mem::replace(&mut self.now, pair) != pair
+    }
+
     /// Whether enough tokens have passed since the thresholds were looked at last.
     pub fn is_due(&self, token: u32) -> bool {
         token.wrapping_sub(self.updated) >= BALANCE_EVERY
     }
 
     /// Looks for better thresholds. The old ones stay unless they are clearly slower, or lose too much by now. Returns the thresholds now.
-    pub fn update(&mut self, token: u32, costs: &StageCosts, weight: LossWeight) -> Thresholds {
+    pub fn update(&mut self, token: u32, costs: &StageCosts, weight: LossWeight, max_more: f64) -> Thresholds {
         self.updated = token;
-        let found = balance(&self.histograms, self.base, costs, weight);
+        let found = balance(&self.histograms, self.base, costs, weight, max_more);
         let time = |thresholds| costs.for_mean(self.histograms.computed(thresholds));
         let base = Thresholds::all(self.base);
         let loses = self.histograms.lost(self.now, weight) > self.histograms.lost(base, weight) * (1.0 + 1e-9);
@@ -214,7 +219,7 @@ mod tests {
             let h = histograms(&layer(seed));
             for base in [10, 40, 100, 200] {
                 let one = Thresholds::all(base);
-                let two = balance(&h, base, &pc(), LossWeight::Probability);
+                let two = balance(&h, base, &pc(), LossWeight::Probability, MAX_MORE);
                 assert!(h.lost(two, LossWeight::Probability) <= h.lost(one, LossWeight::Probability) * 1.000001);
                 let time = |thresholds| pc().for_mean(h.computed(thresholds));
                 assert!(time(two) <= time(one));
@@ -236,7 +241,7 @@ mod tests {
         h.neurons[Tier::Device][0] = 1000.0;
         h.neurons[Tier::Host][50] = 0.5;
         let base = 45;
-        let of = |fixed_ns| balance(&h, base, &costs(30.0, 25.0, fixed_ns), LossWeight::Probability);
+        let of = |fixed_ns| balance(&h, base, &costs(30.0, 25.0, fixed_ns), LossWeight::Probability, MAX_MORE);
         assert_eq!(of(0.0), Thresholds::all(base), "half a neuron is not worth one on the device");
         let found = of(2000.0);
         assert_eq!(h.computed(found)[Tier::Host], 0.0, "{found:?}");
@@ -247,8 +252,8 @@ mod tests {
     #[test]
     fn the_printed_weight_would_leave_out_all_that_the_cpu_has() {
         let h = histograms(&layer(1));
-        let printed = balance(&h, 40, &pc(), LossWeight::Complement);
-        let ours = balance(&h, 40, &pc(), LossWeight::Probability);
+        let printed = balance(&h, 40, &pc(), LossWeight::Complement, MAX_MORE);
+        let ours = balance(&h, 40, &pc(), LossWeight::Probability, MAX_MORE);
         let expected_loss = |t| h.lost(t, LossWeight::Probability);
         assert!(printed[Tier::Host] > 200, "{printed:?}");
         assert!(expected_loss(printed) > 3.0 * expected_loss(ours), "{printed:?} {ours:?}");
@@ -265,7 +270,7 @@ mod tests {
             assert!(device <= own && own <= cpu, "{device} {own} {cpu}");
         }
         let h = histograms(&layer(1));
-        assert_eq!(balance(&h, to_bin(0.00027), &pc(), LossWeight::Probability), Thresholds::all(0));
+        assert_eq!(balance(&h, to_bin(0.00027), &pc(), LossWeight::Probability, MAX_MORE), Thresholds::all(0));
     }
 
     /// Measured times are noisy by a fifth, and tokens differ: once settled, thresholds stay where they are.
@@ -279,7 +284,7 @@ mod tests {
             balancer.token(token as u32, &p, |n| n.0 % 2 == 0);
             let mut noisy = |t: f64| t * (0.8 + 0.4 * prng.next_f64());
             let costs = costs(noisy(280.0), noisy(25.0), noisy(10_000.0));
-            let now = balancer.update(token as u32, &costs, LossWeight::Probability);
+            let now = balancer.update(token as u32, &costs, LossWeight::Probability, MAX_MORE);
             if token > 200 {
                 changes += usize::from(now != before);
             }

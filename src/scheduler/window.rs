@@ -6,8 +6,8 @@
 pub struct Window {
     /// Bytes that the link carries while one layer is computed.
     per_layer: f64,
-    /// Layers from a prediction to its use.
-    ahead: usize,
+    /// Layers during which the link may carry what is queued: those from a prediction to its use, or a multiple of them.
+    layers: f64,
     /// Tokens for which only [`CAREFUL_SHARE`] of the window is used.
     careful: usize,
     /// Bytes that were sent and that the link, at its rate, cannot have carried yet.
@@ -23,9 +23,14 @@ const CAREFUL_TOKENS: usize = 4;
 
 impl Window {
     /// `bytes_per_layer`: what the link carries while a layer is computed, until it is measured. `ahead`: layers from a prediction to its
-    /// use.
-    pub fn new(bytes_per_layer: f64, ahead: usize) -> Window {
-        Window { per_layer: bytes_per_layer, ahead: ahead.max(1), careful: CAREFUL_TOKENS, queued: 0.0 }
+    /// use; `times`: length of the queue in these.
+    pub fn new(bytes_per_layer: f64, ahead: usize, times: f32) -> Window {
+        Window {
+            per_layer: bytes_per_layer,
+            layers: ahead.max(1) as f64 * f64::from(times),
+            careful: CAREFUL_TOKENS,
+            queued: 0.0,
+        }
     }
 
     /// A sequence begins: its prompt and first tokens are no time to fill the link.
@@ -69,7 +74,7 @@ impl Window {
     pub fn room(&self, under_way: u64) -> u64 {
         let under_way = (under_way as f64).min(self.queued);
         let share = if self.careful > 0 { CAREFUL_SHARE } else { 1.0 };
-        (self.per_layer * self.ahead as f64 * share - under_way).max(0.0) as u64
+        (self.per_layer * self.layers * share - under_way).max(0.0) as u64
     }
 }
 
@@ -80,7 +85,7 @@ mod tests {
     #[test]
     fn a_full_queue_leaves_no_room_and_looking_ahead_lengthens_the_queue_only() {
         let steady = |ahead: usize| {
-            let mut w = Window::new(1000.0, ahead);
+            let mut w = Window::new(1000.0, ahead, 1.0);
             (0..CAREFUL_TOKENS).for_each(|_| w.token());
             // Each layer the link takes a thousand bytes away, and the window fills up.
             let (mut under_way, mut sent) = (0u64, 0u64);
@@ -101,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_new_sequence_is_careful_and_rates_are_followed() {
-        let mut w = Window::new(1000.0, 2);
+        let mut w = Window::new(1000.0, 2, 1.0);
         assert_eq!(w.room(0), 1000);
         (0..CAREFUL_TOKENS).for_each(|_| w.token());
         w.sent(3000);
@@ -113,10 +118,29 @@ mod tests {
         assert!(w.bytes_per_layer().is_finite());
     }
 
+    /// What is decided while a layer is computed is sent with the next, and its layer chooses when its attention, a third of it, is over.
+    #[test]
+    fn half_of_the_queue_arrives_before_its_layer_and_all_of_it_does_not() {
+        let late = |times| {
+            let mut w = Window::new(1000.0, 2, times);
+            (0..CAREFUL_TOKENS).for_each(|_| w.token());
+            let (mut free, mut late) = (0.0, 0);
+            for layer in 0..100 {
+                let bytes = w.room(u64::MAX);
+                w.sent(bytes);
+                free = f64::max(free, f64::from(layer + 1)) + bytes as f64 / 1000.0;
+                late += u32::from(free > f64::from(layer + 2) + 1.0 / 3.0);
+                w.measured(100.0, 10.0);
+            }
+            late
+        };
+        assert_eq!((late(0.5), late(1.0)), (0, 100));
+    }
+
     /// A group that missed its layer held the window for a token, though the link had nothing left to carry.
     #[test]
     fn what_the_link_has_carried_is_not_under_way() {
-        let mut w = Window::new(1000.0, 2);
+        let mut w = Window::new(1000.0, 2, 1.0);
         (0..CAREFUL_TOKENS).for_each(|_| w.token());
         w.sent(2000);
         assert_eq!(w.room(2000), 0);
@@ -129,7 +153,7 @@ mod tests {
 
     #[test]
     fn of_blocks_larger_than_a_layers_share_one_follows_the_other() {
-        let mut w = Window::new(1000.0, 1);
+        let mut w = Window::new(1000.0, 1, 1.0);
         (0..CAREFUL_TOKENS).for_each(|_| w.token());
         // What has arrived and was not taken over yet counts as under way elsewhere; here the link decides.
         let mut sent = 0;
@@ -141,6 +165,6 @@ mod tests {
             w.measured(100.0, 10.0);
         }
         assert!((39..=41).contains(&sent), "100 layers carry 40 blocks, and {sent} were sent");
-        assert_eq!(Window::new(0.0, 1).blocks(0, 2500), 0, "a rate that is not known");
+        assert_eq!(Window::new(0.0, 1, 1.0).blocks(0, 2500), 0, "a rate that is not known");
     }
 }

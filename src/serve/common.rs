@@ -26,7 +26,7 @@ impl IntoResponse for Refusal {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
-            // What RFC 9110 has a client look at (15.5.16).
+            // The header for this refusal (RFC 9110, 15.5.16).
             response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         if status == StatusCode::UNAUTHORIZED {
@@ -69,7 +69,8 @@ pub fn may_steer(daemon: &Daemon, peer: Option<&Peer>) -> Result<(), ApiError> {
     match (settings.text("serve.steering"), peer) {
         (Some("all"), _) | (Some("unix"), Some(Peer::Unix { .. })) => Ok(()),
         (whose, _) => {
-            let message = format!("nothing is changed from here: serve.steering is {}", whose.unwrap_or_default());
+            let message =
+                format!("this client may not change the daemon: serve.steering is {}", whose.unwrap_or_default());
             Err(ApiError::new(403, message).code("no_steering"))
         }
     }
@@ -80,7 +81,7 @@ pub async fn body(daemon: &Daemon, request: Request) -> Result<Held, ApiError> {
     let settings = daemon.settings();
     let whole = Duration::from_secs(settings.whole("serve.body_seconds"));
     let late =
-        |_| ApiError::new(408, format!("the body did not come within {whole:?}; serve.body_seconds sets the limit"));
+        |_| ApiError::new(408, format!("the body did not arrive within {whole:?}; serve.body_seconds sets the limit"));
     tokio::time::timeout(whole, read_body(daemon, &settings, request)).await.map_err(late)?
 }
 
@@ -92,7 +93,7 @@ fn as_it_is(headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(coding) = codings.find(|coding| !coding.eq_ignore_ascii_case(b"identity")) else { return Ok(()) };
     let coding = crate::error::excerpt(String::from_utf8_lossy(coding));
     let message =
-        format!("the body is encoded as '{coding}', which is not taken; send it as it is, without Content-Encoding");
+        format!("the body is encoded as '{coding}', which is not supported; send it without Content-Encoding");
     Err(ApiError::new(415, message).code("content_encoding"))
 }
 
@@ -111,7 +112,7 @@ async fn read_body(daemon: &Daemon, settings: &Settings, request: Request) -> Re
     loop {
         let frame = tokio::time::timeout(patience, body.frame());
         let frame =
-            frame.await.map_err(|_| ApiError::new(408, format!("nothing of the body came for {patience:?}")))?;
+            frame.await.map_err(|_| ApiError::new(408, format!("no data of the body arrived for {patience:?}")))?;
         let Some(frame) = frame else { return Ok(held) };
         let frame = frame.map_err(|e| ApiError::new(400, format!("the body broke off: {e}")))?;
         if let Some(data) = frame.data_ref() {

@@ -21,7 +21,7 @@ use tower::ServiceExt;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
 
-/// Who is at the other end.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// A process of this machine that may open the socket.
@@ -61,7 +61,7 @@ impl Entered {
     }
 }
 
-/// Serves one connection until it closes, stands still, shows no token in time, or `ending` says so.
+/// Serves one connection until it closes, stalls, sends no token in time, or `ending` is set.
 pub async fn serve(
     daemon: Arc<Daemon>,
     app: Router,
@@ -72,7 +72,7 @@ pub async fn serve(
     daemon.counters.connections.add(1);
     let seconds = |name| Duration::from_secs(daemon.settings().whole(name));
     let (stall, patience) = (seconds("serve.stall_seconds"), seconds("serve.token_seconds"));
-    // Who could open the socket has shown it.
+    // A client that could open the socket needs no token.
     let entered = Entered(Arc::new(matches!(peer, Peer::Unix { .. }).into()));
     let enters = entered.clone();
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
@@ -96,14 +96,14 @@ pub async fn serve(
         }
     };
     if let Err(error) = result {
-        // A client that goes away is its right.
+        // A client may disconnect at any time.
         tracing::debug!("{peer:?}: {error}");
     }
 }
 
 /// Until it is time to end.
 pub async fn told(ending: &mut watch::Receiver<bool>) {
-    // A sender that has gone is an end, too.
+    // A dropped sender is an end, too.
     drop(ending.wait_for(|ending| *ending).await);
 }
 
@@ -119,7 +119,7 @@ impl<S> Patience<S> {
         Patience { stream, stall, waits: None }
     }
 
-    /// Passes on what a write came to, and counts the time that none comes to anything.
+    /// Passes the result of a write on, and counts the time without progress.
     fn patient<T>(&mut self, context: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if write.is_ready() {
             self.waits = None;

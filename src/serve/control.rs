@@ -108,8 +108,8 @@ pub async fn budget(daemon: &Daemon, client: u64) -> Result<Value, ApiError> {
     Ok(with_sizes(budgets, loaded.file_bytes, loaded.kv_bytes))
 }
 
-/// The budgets of an engine's memories and what is used of them; null for a device that is not there, and for host memory where the whole
-/// model is there.
+/// The budgets of an engine's memories and what is used of them; null without a device, and for host memory that holds the
+/// whole model.
 pub fn budgets(engine: &Engine) -> Value {
     let (device, ram) = (device(engine), engine.cached.as_ref().map(|cached| cached.memory()));
     json!({
@@ -165,11 +165,11 @@ pub async fn set_budget(daemon: &Daemon, client: u64, body: &[u8]) -> Result<Val
     }
 }
 
-const NO_DEVICE: &str = "this model runs on the CPU alone: there is no device whose budget could change";
-const NO_RAM_LIMIT: &str = "this model lies in host memory as a whole: there is no limit of it that could change; one has that is loaded with less \
-                            memory than it takes (engine.ram, or --ram)";
+const NO_DEVICE: &str = "this model runs on the CPU alone, without a device budget";
+const NO_RAM_LIMIT: &str = "this whole model is in host memory, without a limit to change; load it with a limit \
+     below its size (engine.ram, or --ram)";
 
-/// GET /v1/x/policy: what is brought to the device while it runs; `none` without a device or where nothing is predicted.
+/// GET /v1/x/policy: the migration policy; `none` without a device or a predictor.
 ///
 /// # Errors
 /// 503 without a model.
@@ -200,13 +200,13 @@ pub async fn set_policy(daemon: &Daemon, client: u64, body: &[u8]) -> Result<Val
     let wanted: Policy = crate::error::excerpt(&change.policy).parse().map_err(|why| ApiError::field("policy", why))?;
     let set = move |engine: &mut Engine| engine.set_policy(wanted).then(|| policy_of(engine));
     daemon.ready()?.handle.ask(client, set).await?.ok_or_else(|| {
-        let message = "nothing can move: the model runs without a device, or computes every neuron";
+        let message = "no neuron can move: the model runs without a device, or computes every neuron";
         ApiError::new(409, message).code("no_scheduler")
     })
 }
 
 /// GET /v1/x/thresholds: the probability from which on a neuron is to be computed, by layer, and those that are used now by the CPU and
-/// by the device; null where nothing is predicted.
+/// by the device; null without a predictor.
 ///
 /// # Errors
 /// 503 without a model.
@@ -223,7 +223,7 @@ fn thresholds_of(engine: &Engine) -> Value {
     })
 }
 
-/// The probabilities from which on a layer's neurons are computed now, by where they lie.
+/// The probabilities from which on a layer's neurons are computed now, on the CPU and on the device.
 fn used(sparsity: &Sparsity, layer: usize) -> Value {
     let of = |used: PerTier<f32>| json!({"cpu": used[Tier::Host], "device": used[Tier::Device]});
     sparsity.used(layer).map_or(Value::Null, of)
@@ -241,23 +241,23 @@ struct ThresholdChange {
 /// PUT /v1/x/thresholds: from the next pass on. Answers with what is set then.
 ///
 /// # Errors
-/// 400 for what is no probability or no predicted layer; nothing is changed then.
+/// 400 for an invalid probability or a layer without a predictor; nothing is changed then.
 pub async fn set_thresholds(daemon: &Daemon, client: u64, body: &[u8]) -> Result<Value, ApiError> {
     let change: ThresholdChange = parse(body, &["threshold", "layers"])?;
     let probability = |param: &str, p: f64| match (0.0..=1.0).contains(&p) {
         true => Ok(p as f32),
-        false => Err(ApiError::field(param, format!("{param} is {p}; take a probability, 0 to 1"))),
+        false => Err(ApiError::field(param, format!("{param} is {p}; it must be a probability, 0 to 1"))),
     };
     let all = change.threshold.map(|p| probability("threshold", f64::from(p))).transpose()?;
     let mut single: Vec<(usize, f32)> = Vec::new();
     for (layer, p) in change.layers.unwrap_or_default() {
         let param = format!("layers.{}", crate::error::excerpt(&layer));
-        let number = layer.parse().map_err(|_| ApiError::field(&param, format!("'{param}' names no layer")))?;
+        let number = layer.parse().map_err(|_| ApiError::field(&param, format!("'{param}' does not name a layer")))?;
         let p = p.as_f64().ok_or_else(|| ApiError::field(&param, format!("{param} is no number")))?;
         single.push((number, probability(&param, p)?));
     }
     if all.is_none() && single.is_empty() {
-        return Err(ApiError::field("threshold", "there is nothing to set: give threshold, or layers"));
+        return Err(ApiError::field("threshold", "the request sets nothing: give threshold, or layers"));
     }
     let loaded: Arc<Loaded> = daemon.ready()?;
     let set = move |engine: &mut Engine| {
@@ -265,13 +265,13 @@ pub async fn set_thresholds(daemon: &Daemon, client: u64, body: &[u8]) -> Result
         let predicted = |l: usize| l < layers && engine.sparsity().threshold(l).is_some();
         if let Some((layer, _)) = single.iter().find(|(layer, _)| !predicted(*layer)) {
             let message =
-                format!("layer {layer} is not predicted (the model has {layers} layers): it has no threshold");
+                format!("layer {layer} has no threshold: it has no predictor (the model has {layers} layers)");
             return Err(ApiError::field("layers", message));
         }
         if single.is_empty() && !(0..layers).any(predicted) {
             return Err(ApiError::field(
                 "threshold",
-                "no layer of this model is predicted: there is no threshold to set",
+                "no layer of this model has a predictor, and so none has a threshold",
             ));
         }
         let sparsity = engine.sparsity_mut();

@@ -22,7 +22,7 @@ pub struct Opened {
     pub engine: Engine,
     /// The model's tokenizer.
     pub tokenizer: Tokenizer,
-    /// The name by which requests ask for it.
+    /// Its name in requests.
     pub name: String,
     /// How keys and values are stored.
     pub kv: KvType,
@@ -32,7 +32,7 @@ pub struct Opened {
     pub sampling: SamplingParams,
     /// Changes the device's memory budget; `None` without a device.
     pub set_budget: Option<SetBudget>,
-    /// Changes the host memory that the model may take; `None` where all of it is there.
+    /// Changes the host memory limit of the model; `None` if the whole model is in memory.
     pub set_ram: Option<SetBudget>,
     /// The rates in the machine's profile; `None` if it was never measured.
     pub limits: Option<PathLimits>,
@@ -260,7 +260,7 @@ impl Daemon {
     /// # Errors
     /// As [`Daemon::ready`].
     pub fn begin(&self) -> Result<UnderWay, ApiError> {
-        // Under the lock: who takes the model's place afterwards sees this request.
+        // Under the lock: a model that is loaded afterwards sees this request.
         let state = self.state.read();
         let loaded = self.answering(&state)?;
         loaded.under_way.send_modify(|requests| *requests += 1);
@@ -274,7 +274,7 @@ impl Daemon {
         match state {
             ModelState::Ready(loaded) if loaded.handle.is_alive() => Ok(loaded.clone()),
             ModelState::Ready(_) => {
-                Err(ApiError::new(503, "the engine has failed; the server is ending").code("engine_failed"))
+                Err(ApiError::new(503, "the engine has failed; the server ends").code("engine_failed"))
             }
             ModelState::Loading(name) => {
                 Err(ApiError::new(503, format!("'{name}' is being loaded")).code("model_loading").retry_after(1))

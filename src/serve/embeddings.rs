@@ -1,6 +1,6 @@
 //! Texts as vectors: the mean of a text's hidden states.
 //!
-//! A text runs through the model as a prompt does, in steps between which the engine's thread goes on with running answers.
+//! A text runs through the model as a prompt does, in steps between which the engine's thread continues running answers.
 
 use super::daemon::{Daemon, Loaded};
 use crate::api::ApiError;

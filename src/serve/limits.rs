@@ -76,7 +76,7 @@ impl Limits {
         self.queue + 1 - self.embeddings.available_permits()
     }
 
-    /// A request for embeddings comes in, until what is returned is dropped.
+    /// Counts a request for embeddings until the return value is dropped.
     ///
     /// # Errors
     /// 429 if one runs and `serve.queue` wait already.
@@ -93,21 +93,19 @@ impl Limits {
         let all = self.bodies_bytes;
         let more = u32::try_from(data.len()).ok().and_then(|n| self.bodies.clone().try_acquire_many_owned(n).ok());
         let more = more.ok_or_else(|| {
-            busy(format!(
-                "the requests under way have {all} bytes of bodies; ask again later, or raise serve.bodies_bytes"
-            ))
+            busy(format!("the bodies of running requests have {all} bytes; retry later, or raise serve.bodies_bytes"))
         })?;
         match &mut body.held {
             Some(held) => held.merge(more),
             None => body.held = Some(more),
         }
-        let full = |_| busy("there is no memory for this body; send a shorter one, or later".to_owned());
+        let full = |_| busy("no memory for this body; send a shorter one, or retry later".to_owned());
         body.bytes.try_reserve(data.len()).map_err(full)?;
         body.bytes.extend_from_slice(data);
         Ok(())
     }
 
-    /// Runs `work` on a thread that may take long, once there is a place; clients take turns. A client that goes away while it waits leaves
+    /// Runs `work` on a thread that may take long, once there is a place; clients take turns. A client that disconnects while it waits leaves
     /// the queue; work that has begun keeps its place ([`Place::run`](crate::api::places::Place::run)).
     ///
     /// # Errors

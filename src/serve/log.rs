@@ -1,4 +1,4 @@
-//! One line of the log for each request: what was asked, how it was answered, and what it took. A stream's line comes at its end.
+//! One log line for each request: the request, its answer and its cost. A stream's line is written at its end.
 
 use crate::api::stream::Usage;
 use crate::clock::{self, Instant};
@@ -71,7 +71,7 @@ pub struct LogEntry {
 }
 
 impl LogEntry {
-    /// A request that has just come.
+    /// A request that has just arrived.
     pub fn new(id: String, method: Method, path: &str) -> LogEntry {
         let (noted, path) = (Noted::default(), excerpt(path));
         LogEntry { noted, status: None, id, method, path, began: clock::now(), whole: false }

@@ -47,30 +47,26 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.gauge("num_requests_waiting", "requests that wait for a slot", m.waiting.get() as f64);
     page.gauge("num_requests_max", "answers that can be under way at once", m.slots.get() as f64);
     page.counter("prompt_tokens_total", "tokens of prompts that were run", m.prompt_tokens.get());
-    page.counter("cached_tokens_total", "tokens of prompts whose keys were there already", m.cached_tokens.get());
+    page.counter("cached_tokens_total", "tokens of prompts whose keys were reused", m.cached_tokens.get());
     page.counter("generation_tokens_total", "tokens generated", m.generated_tokens.get());
     page.family("request_success_total", "counter", "answers by how they ended");
     page.sample("request_success_total", "{finished_reason=\"stop\"}", m.finished_stop.get() as f64);
     page.sample("request_success_total", "{finished_reason=\"length\"}", m.finished_length.get() as f64);
     page.counter("request_failed_total", "answers that the engine could not finish", m.failed.get());
-    page.family("requests_rejected_total", "counter", "requests that were not taken");
+    page.family("requests_rejected_total", "counter", "requests that were refused");
     page.sample("requests_rejected_total", "{reason=\"queue_full\"}", m.refused_full.get() as f64);
     page.sample("requests_rejected_total", "{reason=\"schema\"}", m.refused_schema.get() as f64);
-    page.counter("client_disconnects_total", "answers whose client went away", m.disconnects.get());
+    page.counter("client_disconnects_total", "answers whose client disconnected", m.disconnects.get());
     page.counter("decode_passes_total", "passes that made tokens", m.decode_passes.get());
     page.counter("decode_columns_total", "tokens made in them", m.decode_columns.get());
     page.counter("prompt_passes_total", "passes over parts of prompts, without answers", m.prompt_passes.get());
-    page.counter(
-        "prompts_along_total",
-        "passes that made tokens and took along some of a prompt",
-        m.prompts_along.get(),
-    );
+    page.counter("prompts_along_total", "passes that made tokens and ran a part of a prompt", m.prompts_along.get());
     page.counter("embedding_passes_total", "passes over parts of texts to embed", m.embedding_passes.get());
     page.counter("embedding_tokens_total", "tokens in them", m.embedding_tokens.get());
     page.counter("engine_questions_total", "questions answered between passes, and changes", m.questions.get());
     page.gauge(
         "steps_between_tokens_max",
-        "most steps of other work between two tokens of an answer so far",
+        "largest number of other work steps between two tokens of an answer",
         m.held_up_most.get() as f64,
     );
     page.family("engine_seconds_total", "counter", "time in the engine by part");
@@ -86,7 +82,11 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.counter("ffn_read_bytes_total", "bytes of neuron rows that the CPU read", m.ffn_bytes.get());
     page.counter("neurons_computed_total", "neurons times tokens that were computed", m.neurons_computed.get());
     page.counter("neurons_all_total", "neurons times tokens that a dense model computes", m.neurons_all.get());
-    page.counter("ram_hits_total", "needed neurons that were in host memory, where not all are", m.ram_hits.get());
+    page.counter(
+        "ram_hits_total",
+        "needed neurons found in host memory, for a model with a memory limit",
+        m.ram_hits.get(),
+    );
     page.counter("ram_misses_total", "needed neurons that were read from disk", m.ram_misses.get());
     page.counter("disk_read_bytes_total", "bytes of neurons read from disk", m.disk_bytes.get());
     page.counter("disk_reads_total", "reads of neurons from disk", m.disk_reads.get());
@@ -100,12 +100,12 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.sample("disk_wait_seconds_total", "", m.disk_wait_ns.get() as f64 / 1e9);
     page.gauge(
         "ram_budget_bytes",
-        "bytes of host memory that the model may take, where not all of it is there",
+        "bytes of host memory that the model may take, if it has a memory limit",
         m.ram_budget_bytes.get() as f64,
     );
     page.gauge("ram_used_bytes", "bytes that it takes", m.ram_used_bytes.get() as f64);
     page.counter("hits_total", "active neurons computed on the device", m.hits.get());
-    page.counter("misses_total", "active neurons computed on the CPU beside a device", m.misses.get());
+    page.counter("misses_total", "active neurons computed on the CPU alongside a device", m.misses.get());
     page.family("block_migrations_total", "counter", "neuron blocks whose move to the device was begun");
     page.sample("block_migrations_total", "{direction=\"in\"}", m.migrations.get() as f64);
     moving(page, m);
@@ -128,7 +128,7 @@ fn moving(page: &mut Page, m: &Metrics) {
         "1 while neurons move to the device, 0 while the static placement is kept",
         m.moving.get() as f64,
     );
-    page.family("moving_verdict", "gauge", "1 for what comparing moving with the static placement has shown last");
+    page.family("moving_verdict", "gauge", "1 for the last result of comparing migration with the static placement");
     for (i, verdict) in VERDICTS.into_iter().enumerate() {
         let shown = m.verdict.get() == i as u64;
         page.sample("moving_verdict", &format!("{{verdict=\"{verdict}\"}}"), f64::from(u8::from(shown)));
@@ -154,9 +154,9 @@ fn paths(page: &mut Page, loaded: &Loaded) {
         "bytes of neurons read by the CPU and by the device, and bytes brought over the link: neurons, and attention that has no room",
     );
     paths.iter().for_each(|(path, bytes, ..)| page.sample("path_bytes_total", &label(path), bytes.get() as f64));
-    page.family("path_seconds_total", "counter", "time for which a path was busy");
+    page.family("path_seconds_total", "counter", "time in which a path was busy");
     paths.iter().for_each(|(path, _, ns, _)| page.sample("path_seconds_total", &label(path), ns.get() as f64 / 1e9));
-    page.family("path_limit_bytes_per_second", "gauge", "what the machine's profile says a path can do");
+    page.family("path_limit_bytes_per_second", "gauge", "the rate of a path by the machine's profile");
     for (path, .., limit) in paths {
         if let Some(gb_s) = limit {
             page.sample("path_limit_bytes_per_second", &label(path), gb_s * 1e9);
@@ -177,7 +177,7 @@ fn process(page: &mut Page) {
     let _ = writeln!(page.0, "process_cpu_seconds_total {}", crate::clock::process_computed().as_secs_f64());
     page.gauge("cores", "logical processors that the process may use", logical_cores() as f64);
     if let Some(bytes) = crate::config::available_memory() {
-        page.gauge("available_memory_bytes", "memory that the process could take in addition", bytes as f64);
+        page.gauge("available_memory_bytes", "memory that the process could still allocate", bytes as f64);
     }
     page.plain("process_threads", "threads", number("Threads:"));
     let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1));

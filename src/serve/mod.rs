@@ -1,4 +1,4 @@
-//! The daemon: HTTP over a Unix socket, and over TCP on this machine if asked for.
+//! The daemon: HTTP over a Unix socket, and optionally over TCP on this machine.
 //!
 //! Connections are tasks of a small runtime; they check, tokenise and hand jobs to the engine's thread ([`crate::generation`]). What
 //! answers look like is in [`crate::api`]; here are sockets, limits, signals and routes.

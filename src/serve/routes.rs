@@ -6,11 +6,11 @@ use super::connection::{Entered, Peer};
 use super::daemon::{Daemon, Loaded, ModelState, UnderWay};
 use super::log::{LogEntry, Noted, RefusalReason};
 use super::{control, embeddings, metrics, ui};
-use crate::api::chat::{CHAT_FIELDS, ChatRequest};
-use crate::api::completions::{COMPLETION_FIELDS, CompletionRequest};
+use crate::api::chat::ChatRequest;
+use crate::api::completions::CompletionRequest;
 use crate::api::embeddings::{EMBEDDING_FIELDS, EmbeddingRequest};
-use crate::api::responses::{RESPONSES_FIELDS, ResponsesRequest};
-use crate::api::{ApiError, Collector, Prepared, parse};
+use crate::api::responses::ResponsesRequest;
+use crate::api::{ApiError, Asker, Collector, Generates, Prepared, parse};
 use crate::child::Wanted;
 use crate::clock::Duration;
 use crate::error::percent_encoded;
@@ -81,9 +81,9 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completions))
-        .route("/v1/responses", post(responses))
+        .route("/v1/chat/completions", post(generated::<ChatRequest>))
+        .route("/v1/completions", post(generated::<CompletionRequest>))
+        .route("/v1/responses", post(generated::<ResponsesRequest>))
         .route("/v1/embeddings", post(embed))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
@@ -97,17 +97,21 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/x/config", get(config))
         .route("/ui", get(ui::page))
         .route("/ui/{part}", get(ui::part).put(ui::set))
-        .fallback(|| async {
-            Refusal(ApiError::new(404, "there is nothing here; GET /openapi.json lists what there is"))
-        })
+        .fallback(|| async { Refusal(ApiError::new(404, "unknown route; GET /openapi.json lists all routes")) })
         .method_not_allowed_fallback(|method: Method| async move {
-            Refusal(ApiError::new(405, format!("{method} is not taken here; the header Allow says what is")))
+            Refusal(ApiError::new(
+                405,
+                format!(
+                    "this route does not allow {method}; the header Allow lists its \
+                 methods"
+                ),
+            ))
         })
         .layer(axum::middleware::from_fn_with_state(daemon.clone(), door))
         .with_state(daemon)
 }
 
-/// Every request passes here: it is checked whether it may come in, and the answer gets the headers that all answers have.
+/// Every request passes here: its admission is checked, and the answer gets the common headers.
 async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Response {
     daemon.counters.requests.add(1);
     let id = request.headers().get("x-request-id").and_then(|id| safe_id(id.as_bytes()));
@@ -209,7 +213,7 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     says_once(request)?;
     let peer = request.extensions().get::<Peer>();
     match peer {
-        // Whoever may open the socket may use it: the file's mode decides.
+        // A client that may open the socket may use it: the file's mode decides.
         Some(Peer::Unix { .. }) => Ok(()),
         Some(Peer::Tcp(_)) => admit_tcp(daemon, request),
         None => Err(ApiError::new(500, "a connection without a peer")),
@@ -229,7 +233,7 @@ fn says_once(request: &Request) -> Result<(), ApiError> {
     for name in [header::HOST, header::ORIGIN, header::AUTHORIZATION] {
         let times = request.headers().get_all(&name).iter().count();
         if times > 1 {
-            let message = format!("the header {name} is there {times} times; send it once");
+            let message = format!("the request has the header {name} {times} times; send it once");
             return Err(ApiError::new(400, message));
         }
     }
@@ -256,18 +260,16 @@ fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text(header::HOST).unwrap_or_default();
     if !is_loopback(host) {
-        let message = format!("the host '{}' is not this machine's name for itself", crate::error::excerpt(host));
+        let message =
+            format!("the host '{}' is not a name of this machine; use localhost", crate::error::excerpt(host));
         return Err(ApiError::new(403, message));
     }
     let is_ui = ui::is_ui(request.uri().path());
     if headers.contains_key(header::ORIGIN) {
         if allowed_origin(daemon, headers).is_none() && !(is_ui && ui::is_own_origin(headers)) {
-            return Err(ApiError::new(
-                403,
-                "this origin may not use the server; serve.allow_origin names the one that may",
-            ));
+            return Err(ApiError::new(403, "this origin may not use the server; set serve.allow_origin to it"));
         }
-        // A preflight carries no token, and its answer only says what may be sent.
+        // A preflight has no token, and its answer only names what may be sent.
         if is_preflight(request) {
             return Ok(());
         }
@@ -283,7 +285,8 @@ fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
         Some(token) if same(given.as_bytes(), token.as_bytes()) => Ok(()),
         _ => Err(ApiError::new(
             401,
-            "the bearer token is missing or wrong: Authorization: Bearer TOKEN; `dynamicinfer serve` says at its start where it is kept",
+            "the bearer token is missing or wrong; send the header Authorization: Bearer TOKEN; `dynamicinfer \
+             serve` prints the token's file at its start",
         )),
     }
 }
@@ -312,7 +315,7 @@ async fn health(State(daemon): Shared, request: Request) -> Response {
             Refusal(ApiError::new(503, "the engine has failed").code("engine_failed")).into_response()
         }
         ModelState::Failed(why) => {
-            // Over TCP no token was shown, and the reason has paths in it; /ready tells it to who has one.
+            // Over TCP no token was checked, and the reason contains paths; /ready gives it to clients with a token.
             let why = if local { why } else { "the model cannot be used".into() };
             Refusal(ApiError::new(503, why).code("model_failed")).into_response()
         }
@@ -340,29 +343,9 @@ async fn model(State(daemon): Shared, name: Result<Path<String>, PathRejection>)
     answer(card)
 }
 
-/// Answers a conversation.
-async fn chat(State(daemon): Shared, request: Request) -> Response {
-    let prepare = |loaded: &Loaded, body: &[u8], client: u64, fresh: u64| {
-        let request: ChatRequest = parse(body, CHAT_FIELDS)?;
-        request.prepare(&loaded.model, client, format!("{fresh:016x}"), fresh >> 32)
-    };
-    generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
-}
-
-async fn completions(State(daemon): Shared, request: Request) -> Response {
-    let prepare = |loaded: &Loaded, body: &[u8], client: u64, fresh: u64| {
-        let request: CompletionRequest = parse(body, COMPLETION_FIELDS)?;
-        request.prepare(&loaded.model, client, format!("{fresh:016x}"), fresh >> 32)
-    };
-    generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
-}
-
-async fn responses(State(daemon): Shared, request: Request) -> Response {
-    let prepare = |loaded: &Loaded, body: &[u8], client: u64, fresh: u64| {
-        let request: ResponsesRequest = parse(body, RESPONSES_FIELDS)?;
-        request.prepare(&loaded.model, client, format!("{fresh:016x}"), fresh >> 32)
-    };
-    generate(daemon, request, prepare).await.unwrap_or_else(|error| Refusal(error).into_response())
+/// Answers a request for text.
+async fn generated<R: Generates>(State(daemon): Shared, request: Request) -> Response {
+    generate::<R>(daemon, request).await.unwrap_or_else(|error| Refusal(error).into_response())
 }
 
 async fn embed(State(daemon): Shared, request: Request) -> Response {
@@ -381,7 +364,7 @@ async fn embed(State(daemon): Shared, request: Request) -> Response {
 }
 
 /// Runs `work` on a request's body, and returns its result with the hold on the model that it was done for. Tokenising a long text and
-/// running a template take long, so they run beside the other connections; how many run at once limits their memory.
+/// running a template take long, so they run alongside the other connections; how many run at once limits their memory.
 async fn read<T: Send + 'static>(
     daemon: &Daemon,
     request: Request,
@@ -400,18 +383,17 @@ fn noted(request: &Request) -> Noted {
     request.extensions().get::<Noted>().cloned().unwrap_or_default()
 }
 
-async fn generate(
-    daemon: Arc<Daemon>,
-    request: Request,
-    prepare: impl FnOnce(&Loaded, &[u8], u64, u64) -> Result<Prepared, ApiError> + Send + 'static,
-) -> Result<Response, ApiError> {
+async fn generate<R: Generates>(daemon: Arc<Daemon>, request: Request) -> Result<Response, ApiError> {
     let client = client(&request);
     let id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
     let noted = noted(&request);
     let fresh = daemon.fresh();
-    // This future, and `here` with it, is dropped when the client goes away; a child process that works for it is then ended.
+    // This future, and `here` with it, is dropped when the client disconnects; a child process that works for it is then ended.
     let here = Arc::new(());
-    let (loaded, prepared) = read(&daemon, request, move |loaded, body| prepare(loaded, body, client, fresh)).await?;
+    let wanted = Wanted::by(&here);
+    let asker = Asker { client, id: format!("{fresh:016x}"), fresh_seed: fresh >> 32, wanted };
+    let prepare = move |loaded: &Loaded, body: &[u8]| parse::<R>(body, R::FIELDS)?.prepare(&loaded.model, &asker);
+    let (loaded, prepared) = read(&daemon, request, prepare).await?;
     let prepared = prepared.formed(client, &Wanted::by(&here)).await?;
     let Prepared { jobs, answer, stream, per_prompt, unenforced, .. } = prepared;
     drop(here);
@@ -458,7 +440,7 @@ fn listed(places: &[String]) -> Option<HeaderValue> {
 #[serde(deny_unknown_fields)]
 struct Tokenize {
     content: String,
-    /// Whether BOS comes first, if the model wants it.
+    /// Whether BOS is prepended, if the model wants it.
     #[serde(default)]
     add_special: bool,
     /// Whether text that looks like a control token becomes one.
@@ -535,7 +517,7 @@ async fn load(State(daemon): Shared, request: Request) -> Response {
     let work = async {
         let ask: LoadRequest = parse(&body(&daemon, request).await?, &["model", "settings"])?;
         let settings = daemon.settings().for_load(&ask.settings)?;
-        // Goes on if the client goes away: a load must not stop half-way.
+        // Continues if the client disconnects: a load must not stop half-way.
         let loading = tokio::spawn({
             let daemon = daemon.clone();
             async move { daemon.load_as(&ask.model, settings).await }

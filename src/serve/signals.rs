@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 const WORKERS: usize = 2;
 /// Threads for work that waits or takes long (loading, tokenising, templates, checking files): more than work at once on any machine.
 const MAX_BLOCKING: usize = 64;
-/// How long such a thread is kept: practically for ever, so that work goes on if the system gives no more threads later.
+/// How long such a thread is kept: practically for ever, so that work continues if the system refuses more threads later.
 const KEPT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Threads that a daemon starts with: the runtime's, one for long work, the engine's, and two for a template.
 const THREADS_TO_BEGIN: usize = WORKERS + 4;
@@ -58,7 +58,7 @@ pub fn run(
             result = live(settings, load, reread, &say) => result,
             // Everything is dropped, the socket included.
             _ = quit.recv() => {
-                say("SIGQUIT: ending at once");
+                say("SIGQUIT: ending now");
                 Ok(())
             }
         }
@@ -81,8 +81,8 @@ fn can_start(threads: usize) -> Result<()> {
     });
     started.map_err(|e| {
         Error::Memory(format!(
-            "the daemon cannot start the {threads} threads that it begins with: {e}; raise the limit on processes (ulimit -u, TasksMax) or on \
-             memory (ulimit -v)"
+            "the daemon cannot start its {threads} threads: {e}; raise the limit on processes (ulimit -u, \
+             TasksMax) or on memory (ulimit -v)"
         ))
     })
 }
@@ -97,7 +97,7 @@ async fn live(
     // Starts the first of the threads that are kept.
     drop(tokio::task::spawn_blocking(|| ()));
     if !crate::formats::survive() {
-        tracing::warn!("a model file that is cut while it is served will end this process");
+        tracing::warn!("this process will end if a model file is truncated while it is in use");
     }
     let path = settings.text("serve.socket").map_or_else(socket::default_path, Into::into);
     let (unix, _bound) = unix_listener(&path)?;
@@ -149,7 +149,7 @@ async fn live(
             () = signals.end() => break,
             () = daemon.fatal.notified() => {
                 notify("STATUS=the engine has failed");
-                // Gives clients that wait for an answer, and those that ask for health, time to hear of it.
+                // Gives clients that wait for an answer, and health checks, time to notice.
                 tokio::time::sleep(LAST_WORDS).await;
                 let _ = end.send(true);
                 let _ = tokio::time::timeout(LAST_WORDS, async { while tasks.join_next().await.is_some() {} }).await;
@@ -159,9 +159,9 @@ async fn live(
                 Ok(new) => {
                     let left = daemon.reload(&new);
                     let rest = if left.is_empty() { String::new() } else { format!("; only a restart changes {}", left.join(", ")) };
-                    say(&format!("settings were read again{rest}"));
+                    say(&format!("settings reloaded{rest}"));
                 }
-                Err(error) => say(&format!("settings stay as they were: {error}")),
+                Err(error) => say(&format!("settings are unchanged: {error}")),
             },
         }
     }
@@ -182,7 +182,7 @@ fn failed(daemon: &Daemon) -> Option<Error> {
     let ModelState::Ready(loaded) = daemon.state() else { return None };
     let why = loaded.handle.failure()?;
     Some(match why.is_fatal() {
-        true => Error::Fatal(format!("{why}. The daemon ends, so that it can be started again")),
+        true => Error::Fatal(format!("{why}. The daemon ends and can be started again")),
         false => Error::Failed(why.to_string()),
     })
 }
@@ -207,7 +207,7 @@ async fn drain(
     let ModelState::Ready(loaded) = daemon.state() else { return Ok(()) };
     if loaded.handle.jobs() > 0 {
         say(&format!(
-            "ending: {} answers have {} s to end; again to end at once",
+            "ending: {} answers have {} s to finish; a second signal ends at once",
             loaded.handle.jobs(),
             patience.as_secs()
         ));

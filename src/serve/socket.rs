@@ -1,8 +1,8 @@
-//! The daemon's Unix socket: who may use it, whether another daemon has it, and what earlier daemons left behind.
+//! The daemon's Unix socket: which users may open it, whether another daemon has it, and what earlier daemons left behind.
 //!
-//! A lock file beside it, held as long as the process lives, decides between two daemons that start at once; a socket whose lock nobody
-//! holds is a leftover. Others may be able to write to the directory, so nothing found there is trusted: the lock is opened only if it is
-//! this user's own file, and who listens is asked of the kernel.
+//! A lock file next to it, held as long as the process lives, decides between two daemons that start at once; a socket whose lock is free
+//! is a leftover. Other users may be able to write to the directory, so nothing found there is trusted: the lock is opened only if it is
+//! this user's own file, and the kernel tells which process listens.
 
 use crate::error::{Error, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -19,7 +19,7 @@ const MAX_PATH: usize = 107;
 const MAX_LOCK: u64 = 16;
 
 /// Where the daemon listens by default: in the user's runtime directory, else in a private directory below /tmp. Whatever else the
-/// environment says of temporary files, all verbs of a user find the same socket.
+/// environment defines for temporary files, all verbs of a user find the same socket.
 pub fn default_path() -> PathBuf {
     match crate::config::runtime_dir() {
         Ok(dir) => dir.join("dynamicinfer.sock"),
@@ -48,7 +48,7 @@ pub struct Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // If somebody removed our file, another daemon may have put its own there. The inode is not reused as long as the listener is open.
+        // If our file was removed, another daemon may have created its own. The inode is not reused as long as the listener is open.
         // The lock file stays: without it, two daemons could hold locks on different files of one name.
         if identity(&self.path).is_ok_and(|file| file == self.file) {
             let _ = std::fs::remove_file(&self.path);
@@ -69,25 +69,25 @@ pub fn bind(path: &Path) -> Result<Bound> {
     let length = path.as_os_str().len();
     if length > MAX_PATH {
         return Err(Error::Usage(format!(
-            "--socket {}: {length} bytes, and the path of a socket has at most {MAX_PATH}; take a shorter one",
+            "--socket {}: the path has {length} bytes, and a socket's path at most {MAX_PATH}; give a shorter one",
             path.display()
         )));
     }
     make_private_dir(path)?;
     let lock = lock(path)?;
     match std::fs::symlink_metadata(path) {
-        // Nobody holds the lock, so nobody who keeps the rules listens; somebody who does not keep them may.
+        // The lock is free, so no daemon listens; another program may.
         Ok(there) if there.file_type().is_socket() => {
             if UnixStream::connect(path).is_ok() {
                 return Err(Error::Running(format!(
-                    "something else listens at {}; take another --socket",
+                    "another program listens at {}; give another --socket",
                     path.display()
                 )));
             }
             std::fs::remove_file(path).map_err(Error::io("remove the leftover", path))?;
         }
         Ok(_) => {
-            return Err(Error::Usage(format!("{} is there and is no socket; take another --socket", path.display())));
+            return Err(Error::Usage(format!("{} exists and is not a socket; give another --socket", path.display())));
         }
         Err(_) => {}
     }
@@ -109,8 +109,8 @@ fn make_private_dir(path: &Path) -> Result<()> {
     check_default_dir(path)
 }
 
-/// Checks that nobody else can listen at `path` if it is the default one: others may have made its directory below /tmp first, and whoever
-/// listens there reads what this user asks. A path that somebody chose, and a directory that is not there, are not looked at.
+/// Checks that no other user can listen at `path` if it is the default one. Another user may have made its directory below /tmp first, and
+/// would then read this user's requests. A path given by the user, and a missing directory, are not checked.
 ///
 /// # Errors
 /// [`Error::Usage`] with what is wrong with the directory; [`Error::Io`].
@@ -135,7 +135,7 @@ fn others_can(dir: &Path, above: bool) -> Option<&'static str> {
     let Ok(meta) = std::fs::symlink_metadata(dir) else { return Some("cannot be looked at") };
     let replaced = |parent: std::fs::Metadata| parent.mode() & 0o022 != 0 && parent.mode() & 0o1000 == 0;
     if !meta.is_dir() {
-        Some("is no directory, or a symbolic link")
+        Some("is not a directory, or is a symbolic link")
     } else if meta.uid() != rustix::process::getuid().as_raw() {
         Some("belongs to another user")
     } else if meta.mode() & 0o022 != 0 {
@@ -154,7 +154,8 @@ fn lock(path: &Path) -> Result<File> {
         // Without its number the message is poorer, and still right.
         let process = listener(path).map_or(String::new(), |peer| format!(" (process {})", peer.pid.as_raw_nonzero()));
         return Err(Error::Running(format!(
-            "a daemon is already running at {}{process}; use it, stop it with `dynamicinfer stop --daemon`, or take another --socket",
+            "a daemon is already running at {}{process}; use it, stop it with `dynamicinfer stop --daemon`, or \
+             give another --socket",
             path.display()
         )));
     }
@@ -162,7 +163,7 @@ fn lock(path: &Path) -> Result<File> {
     let read = (&mut file).take(MAX_LOCK + 1).read_to_end(&mut before);
     read.map_err(Error::io("read", &lock_path))?;
     if before.len() as u64 > MAX_LOCK || !before.iter().all(|b| b.is_ascii_digit() || *b == b'\n') {
-        return Err(not_ours(&lock_path, "holds something else than the number of a process"));
+        return Err(not_ours(&lock_path, "does not hold the number of a process"));
     }
     let write = |file: &mut File| {
         file.set_len(0)?;
@@ -173,8 +174,7 @@ fn lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Opens a lock file if it is this user's own: through a link somebody else's file would be written, and files of others can be changed by
-/// them.
+/// Opens a lock file if it is this user's own: a link could lead to another user's file, and other users can change files that they own.
 fn open_lock(path: &Path, how: OFlags) -> Result<File> {
     // NONBLOCK: opening a pipe does not wait.
     let flags = how | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -198,7 +198,7 @@ fn open_lock(path: &Path, how: OFlags) -> Result<File> {
 
 fn not_ours(path: &Path, why: &str) -> Error {
     let path = path.display();
-    Error::Usage(format!("the lock file {path} {why}: it is left alone. Remove it, or take another --socket"))
+    Error::Usage(format!("the lock file {path} {why}, and is not used; remove it, or give another --socket"))
 }
 
 fn lock_path(path: &Path) -> PathBuf {
@@ -219,7 +219,7 @@ pub fn is_held(path: &Path) -> Result<bool> {
     }
 }
 
-/// The process that listens at `path`, as the kernel knows it and no file claims; `None` if nobody does.
+/// The process that listens at `path`, as the kernel reports it; `None` if none does.
 pub fn listener(path: &Path) -> Option<UCred> {
     rustix::net::sockopt::socket_peercred(UnixStream::connect(path).ok()?).ok()
 }
@@ -247,7 +247,7 @@ mod tests {
         mode(&dir, 0o700);
         let link = above.path().join("link");
         std::os::unix::fs::symlink(&dir, &link).unwrap();
-        assert_eq!(others_can(&link, true), Some("is no directory, or a symbolic link"));
+        assert_eq!(others_can(&link, true), Some("is not a directory, or is a symbolic link"));
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&dir, Some(54_321), None).unwrap();
             assert_eq!(others_can(&dir, true), Some("belongs to another user"));

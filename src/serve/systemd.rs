@@ -15,7 +15,7 @@ pub fn listener() -> Option<UnixListener> {
     if !systemd().socket {
         return None;
     }
-    // SAFETY: systemd hands this descriptor to this process and says so by LISTEN_PID; nobody else here has it.
+    // SAFETY: systemd passes this descriptor to this process and names it in LISTEN_PID; nothing else in this process has it.
     let socket = unsafe { OwnedFd::from_raw_fd(FIRST_SOCKET) };
     // It was inherited through exec; child processes must not inherit it further. Fails only for an invalid descriptor.
     let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);

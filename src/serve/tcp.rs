@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 /// Printable characters of a token, at least.
 const SHORTEST_TOKEN: usize = 16;
 /// Characters of a file that are read as a token, at most.
-const LONGEST_TOKEN: u64 = 4096;
+const MAX_TOKEN: u64 = 4096;
 
 /// The address that `--listen` means: `8093`, `:8093`, `localhost:8093`, `127.0.0.1:8093` or `[::1]:8093`.
 ///
@@ -27,19 +27,21 @@ fn address(text: &str) -> Result<SocketAddr> {
     };
     let address = parsed.ok_or_else(|| {
         Error::Usage(format!(
-            "--listen {}: take a port, or an address of this machine with one: 8093, localhost:8093, 127.0.0.1:8093",
+            "--listen {}: give a port, or an address of this machine with a port: 8093, localhost:8093, \
+             127.0.0.1:8093",
             excerpt(text)
         ))
     })?;
     if !address.ip().is_loopback() {
         return Err(Error::Usage(format!(
-            "--listen {address}: only this machine's own addresses are taken (127.0.0.1, [::1]); to serve others, put a proxy with TLS in front"
+            "--listen {address}: only addresses of this machine are allowed (127.0.0.1, [::1]); for other \
+             machines put a proxy with TLS in front"
         )));
     }
     Ok(address)
 }
 
-/// Listens where `serve.listen` says; `None` where it says nothing.
+/// Listens at `serve.listen`; `None` if it is empty.
 ///
 /// # Errors
 /// [`Error::Usage`] for what is no address of this machine; [`Error::Failed`] if something else listens there.
@@ -47,7 +49,7 @@ pub async fn listener(settings: &Settings) -> Result<Option<TcpListener>> {
     let Some(text) = settings.text("serve.listen") else { return Ok(None) };
     let address = address(text)?;
     let listener = TcpListener::bind(address).await;
-    listener.map(Some).map_err(|e| Error::Failed(format!("cannot listen at {address}: {e}; take another port")))
+    listener.map(Some).map_err(|e| Error::Failed(format!("cannot listen at {address}: {e}; give another port")))
 }
 
 /// The token that requests over TCP must carry, and the file that it is kept in: that of the settings, or one in the user's directory for
@@ -58,33 +60,33 @@ pub async fn listener(settings: &Settings) -> Result<Option<TcpListener>> {
 pub fn token(settings: &Settings) -> Result<(String, Option<PathBuf>)> {
     if let Some(path) = settings.text("serve.token_file") {
         let path = PathBuf::from(path);
-        let remedy = format!("keep it from them: chmod 600 '{}'", path.display());
+        let remedy = format!("protect it: chmod 600 '{}'", path.display());
         return Ok((read(&path, &remedy)?, Some(path)));
     }
     let Some(path) = crate::config::state_dir().map(|dir| dir.join("token")) else { return Ok((fresh()?, None)) };
     if !path.exists() {
         keep(&path, &fresh()?)?;
     }
-    Ok((read(&path, "remove the file, and a new one is made at the next start")?, Some(path)))
+    Ok((read(&path, "remove the file, and the next start makes a new one")?, Some(path)))
 }
 
-/// The token in a file, which nobody else may be able to read or change; `remedy` says what to do where somebody can read it.
+/// The token in a file that only this user can read and change; `remedy` says what to do where other users can read it.
 fn read(path: &Path, remedy: &str) -> Result<String> {
     let (file, meta) = open_regular(path)?;
     let shown = path.display();
     // Root reads every file, so one that is root's is as private.
     if ![0, rustix::process::geteuid().as_raw()].contains(&meta.uid()) {
-        return Err(Error::Usage(format!("{shown}: this token belongs to another user; take a file of your own")));
+        return Err(Error::Usage(format!("{shown}: this file belongs to another user; give a file of your own")));
     }
     if meta.mode() & 0o077 != 0 {
-        return Err(Error::Usage(format!("{shown}: others can read this token; {remedy}")));
+        return Err(Error::Usage(format!("{shown}: other users can read this token; {remedy}")));
     }
     if meta.nlink() != 1 {
-        let why = "this token has other names, too (hard links), by which it may be kept or changed";
+        let why = "this file has other names (hard links), through which it can be read or changed";
         return Err(Error::Usage(format!("{shown}: {why}; remove the file, or the other names")));
     }
     let mut text = String::new();
-    file.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(Error::io("read", path))?;
+    file.take(MAX_TOKEN).read_to_string(&mut text).map_err(Error::io("read", path))?;
     checked(path, &text)
 }
 
@@ -93,7 +95,8 @@ fn checked(path: &Path, text: &str) -> Result<String> {
     if token.len() < SHORTEST_TOKEN || !token.bytes().all(|b| b.is_ascii_graphic()) {
         let path = path.display();
         return Err(Error::Usage(format!(
-            "{path}: this is no token, which has {SHORTEST_TOKEN} or more printable characters; write one, or remove the file"
+            "{path}: this is not a token of {SHORTEST_TOKEN} or more printable characters; write one, or remove \
+             the file"
         )));
     }
     Ok(token.to_owned())
@@ -108,9 +111,9 @@ fn fresh() -> Result<String> {
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// Writes a token to a file that only this user can read. Of two daemons that start at once the first one's token stays: nobody reads half
-/// a file, because it gets its name when it is complete. Until then it has a name that nobody else has: process numbers are the same in two
-/// containers that share the directory.
+/// Writes a token to a file that only this user can read. If two daemons start at once, the first one's token stays. The file gets its name
+/// when it is complete, so no reader sees half of it. Until then it has a unique name: process numbers can be equal in two containers that
+/// share the directory.
 fn keep(path: &Path, token: &str) -> Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
@@ -118,7 +121,7 @@ fn keep(path: &Path, token: &str) -> Result<()> {
     let file = std::fs::File::options().write(true).create_new(true).mode(0o600).open(&whole);
     let mut file = file.map_err(Error::io("create", &whole))?;
     let written = writeln!(file, "{token}").and_then(|()| file.sync_all()).and_then(|()| name(&whole, path));
-    // Gone if it has its name now; a rest of it does no harm.
+    // Missing if it has its name now; a leftover is harmless.
     let _ = std::fs::remove_file(&whole);
     written.map_err(Error::io("write", path))
 }
@@ -128,7 +131,7 @@ fn name(whole: &Path, path: &Path) -> std::io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     use rustix::io::Errno;
     let named = match renameat_with(CWD, whole, CWD, path, RenameFlags::NOREPLACE) {
-        // Not on every file system. With a link, the file has two names for a moment, and who reads it just then is refused.
+        // Not on every file system. With a link, the file has two names for a moment, and a read just then is refused.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => std::fs::hard_link(whole, path),
         renamed => renamed.map_err(Into::into),
     };

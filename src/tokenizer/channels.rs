@@ -53,7 +53,7 @@ impl Channel {
             Some((at, token)) if token == channel => Channel::Head(name(&prompt[at + 1..])),
             Some((at, token)) if token == message => {
                 let head = marker(&prompt[..at]).filter(|&before| prompt[before] == channel);
-                // Without a channel it is somebody's text.
+                // Without a channel it is a message of the prompt.
                 Channel::Text { shown: head.is_none_or(|before| is_final(&name(&prompt[before + 1..at]))) }
             }
             _ => Channel::None,
@@ -68,14 +68,14 @@ impl Channel {
     /// Takes the next token of an answer, which stands for `bytes`; says whether a reader sees them.
     pub fn shows(&mut self, markers: Markers, token: u32, bytes: &[u8]) -> bool {
         /// Bytes of a name that are looked at.
-        const MOST: usize = 64;
+        const MAX_NAME: usize = 64;
         match self {
             _ if token == markers.start || token == markers.channel => *self = Channel::Head(Vec::new()),
             Channel::Head(name) if token == markers.message => {
                 *self = Channel::Text { shown: is_final(name) };
             }
             _ if token == markers.end => *self = Channel::Text { shown: false },
-            Channel::Head(name) => name.extend(bytes.iter().take(MOST.saturating_sub(name.len()))),
+            Channel::Head(name) => name.extend(bytes.iter().take(MAX_NAME.saturating_sub(name.len()))),
             Channel::None => return true,
             Channel::Text { shown } => return *shown,
         }

@@ -177,12 +177,12 @@ impl Renderer {
         self.0.prepare();
     }
 
-    /// As [`render_by`].
+    /// As [`render_by`]; the child process is ended once the text is no longer wanted.
     ///
     /// # Errors
     /// As [`render_by`].
-    pub fn render(&self, input: &Input, path: &Path) -> Result<String> {
-        said(self.0.ask(&input.request(path)?, &Wanted::always())?, path)
+    pub fn render(&self, input: &Input, path: &Path, wanted: &Wanted) -> Result<String> {
+        said(self.0.ask(&input.request(path)?, wanted)?, path)
     }
 }
 

@@ -121,7 +121,7 @@ impl Tokenizer {
             texts.push(text.as_bytes());
             kinds.push(kind);
             match kind {
-                // llama.cpp and transformers leave them out of text; who wants to see them asks for `token_text`.
+                // llama.cpp and transformers leave them out of text; `token_text` shows them.
                 TokenKind::Control | TokenKind::Unknown => bytes.push(b""),
                 _ => bytes.push(&of(text, kind)),
             }

@@ -199,8 +199,8 @@ pub fn profile(
     Ok(profile)
 }
 
-/// What a profile of this model has beside what every profile has. Of a mixture nobody asks how large the inputs of its matrices are, but which
-/// neurons of its experts are active, if they have zeros.
+/// What a profile of this model has besides what every profile has. For a mixture it records which neurons of its experts are active, if they
+/// have zeros, and not how large the inputs of its matrices are.
 pub fn extras(model: &Model) -> Extras {
     let c = &model.config;
     let inside = c.form.experts.filter(|experts| experts.routed() && c.activation.is_sparse());

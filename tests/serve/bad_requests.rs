@@ -48,12 +48,12 @@ fn a_field_that_cannot_be_is_named() {
         ("stop", json!("x".repeat(1 << 20)), "stop", "4096"),
         ("stop", json!(vec!["x"; 17]), "stop", "16"),
         ("stop", json!(5), "stop", "a string or a list"),
-        ("logit_bias", json!({"99999999": 1}), "logit_bias", "no token id"),
+        ("logit_bias", json!({"99999999": 1}), "logit_bias", "not a token id"),
         ("logit_bias", json!({"5": 1e308}), "logit_bias", "-100 to 100"),
-        ("logit_bias", json!({"x": 1}), "logit_bias", "no token id"),
+        ("logit_bias", json!({"x": 1}), "logit_bias", "not a token id"),
         ("top_logprobs", json!(3), "top_logprobs", "needs logprobs"),
         ("stream_options", json!({"include_usage": true}), "stream_options", "needs stream"),
-        ("tools", json!([{"type": "web_search"}]), "tools", "what it must be"),
+        ("tools", json!([{"type": "web_search"}]), "tools", "tools is invalid"),
         ("tools", json!([{"type": "function", "function": {"name": "f g"}}]), "tools.0.function.name", "letters"),
         ("tool_choice", json!("required"), "tool_choice", "no tools"),
         ("chat_template", json!("{{ x }}"), "chat_template", "unknown field"),
@@ -216,7 +216,7 @@ fn who_writes_too_slowly_is_cut() {
     write!(idle, "POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{{\"p").unwrap();
     let mut answer = String::new();
     idle.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("nothing of the body came"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("no data of the body arrived"), "{answer}");
 }
 
 /// Who closes the half of a connection that it writes on has gone, as far as this server is concerned (docs/serve.md).

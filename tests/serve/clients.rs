@@ -77,7 +77,7 @@ fn a_new_token_overwrites_nothing_and_one_with_another_name_is_refused() {
     std::fs::hard_link(&file, dir.path().join("other")).unwrap();
     let done = said(&mut command(dir.path(), &["serve", "--listen", "0"])).expect("it ends");
     let why = String::from_utf8(done.stderr).unwrap();
-    assert!(done.status.code() == Some(2) && why.contains("has other names, too (hard links)"), "{why}");
+    assert!(done.status.code() == Some(2) && why.contains("has other names (hard links)"), "{why}");
 }
 
 /// The name of the default socket was made of two variables, of which each verb may have had others.

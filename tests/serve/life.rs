@@ -167,11 +167,11 @@ fn settings_are_read_again_and_a_bad_file_changes_nothing() {
     assert_eq!(daemon.post("/v1/completions", &long).status, 413);
     write("[serve]\nbody_bits = 9000\n");
     daemon.signal(Signal::HUP);
-    assert!(daemon.wait_for("stay as they were").contains("did you mean 'serve.body_bytes'?"));
+    assert!(daemon.wait_for("settings are unchanged").contains("did you mean 'serve.body_bytes'?"));
     assert_eq!(daemon.post("/v1/completions", &long).status, 413);
     write("[serve]\nbody_bytes = 9000\nqueue = 3\n");
     daemon.signal(Signal::HUP);
-    assert!(daemon.wait_for("read again").ends_with("only a restart changes serve.queue"));
+    assert!(daemon.wait_for("settings reloaded").ends_with("only a restart changes serve.queue"));
     // Too many tokens for the demo model now, and no longer too many bytes.
     assert_eq!(daemon.post("/v1/completions", &long).json()["error"]["code"], "context_length_exceeded");
 }

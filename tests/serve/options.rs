@@ -47,7 +47,7 @@ fn load_takes_the_engines_options_for_that_model_alone() {
     assert_eq!(budget(&["budget", "40 MiB", "--socket", socket]), "40.00 MiB");
     assert_eq!(budget(&["budget", "set", "48MiB", "--socket", socket]), "48.00 MiB");
     assert_eq!(budget(&["--socket", socket, "budget", "get"]), "48.00 MiB");
-    for (words, want) in [(&["set"][..], "take a size: set 6GiB"), (&["much"], "'much' is not a size")] {
+    for (words, want) in [(&["set"][..], "needs a size: set 6GiB"), (&["much"], "'much' is not a size")] {
         let (code, _, error) = verb(&[&["budget"], words].concat());
         assert!(code == 2 && error.contains(want), "{error}");
     }

@@ -21,7 +21,7 @@ fn a_lock_file_that_is_not_a_daemons_own_is_refused_and_stays_as_it_is() {
         made(&victim, &lock_of(dir.path()));
         let mut daemon = Daemon::spawn(dir.path(), &["serve"], &[]);
         let said = daemon.wait_for("");
-        assert!(said.contains("it is left alone"), "{said}");
+        assert!(said.contains("is not used"), "{said}");
         assert_eq!(daemon.wait().code(), Some(2), "{said}");
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "what somebody wrote");
         assert!(!daemon.socket.exists());
@@ -69,7 +69,7 @@ fn stop_leaves_alone_who_listens_without_a_lock() {
     let done = command(dir.path(), &["stop", "--daemon"]).stderr(Stdio::piped()).output().unwrap();
     let said = String::from_utf8(done.stderr).unwrap();
     assert_eq!(done.status.code(), Some(3), "{said}");
-    assert!(said.contains("left alone"), "{said}");
+    assert!(said.contains("holds no lock there"), "{said}");
 }
 
 /// After something had cleared the directory and a second daemon had begun there, the first one's end took the second's socket away.

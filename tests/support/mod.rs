@@ -100,6 +100,7 @@ pub fn request(vram: u64) -> Request {
         chunk: None,
         host: None,
         streamed_layers: Some(0),
+        skips_host: false,
     }
 }
 

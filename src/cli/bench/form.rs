@@ -49,7 +49,7 @@ fn net(row: &BenchRow) -> Option<String> {
     Some(format!("{} (virtual): {net:.2} ms a token without {pretended:.2} of the device's\n", row.test))
 }
 
-/// Its name in the tables. Times of a virtual device are said to be that in every line that has one.
+/// Its name in the tables. Each line with times of a virtual device says so.
 fn test(row: &Row) -> String {
     let pretended = row.device.as_ref().is_some_and(|device| !device.measured);
     format!("{}{}", row.row.test, if pretended { " (virtual)" } else { "" })
@@ -112,7 +112,7 @@ fn from_disk(rows: &[Row]) -> String {
     finished(table)
 }
 
-/// As llama-bench's own, so that both can stand in one table.
+/// In llama-bench's format, so that one table can hold both.
 pub fn markdown(rows: &[Row]) -> String {
     let mut table = empty(&["model", "size", "params", "backend", "threads", "test", "t/s"]);
     for row in rows {

@@ -23,7 +23,7 @@ pub fn run(path: &Path, json: bool) -> Result<()> {
     }
     let too_short = || {
         let path = printable(&path.to_string_lossy());
-        Error::Usage(format!("--disk {path}: reads failed, or the file is too short to say anything; take a model's"))
+        Error::Usage(format!("--disk {path}: reads failed, or the file is too short; give the file of a model"))
     };
     let rates = curve(&mut *disk, 0, bytes).ok_or_else(too_short)?;
     let all = NEURONS.iter().flat_map(|&neuron| FIRES.map(|fires| (neuron, fires)));

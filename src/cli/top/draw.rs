@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 const REMEMBERED: usize = 512;
 /// Lines of the graphs with their frames.
 const GRAPH: u16 = 5;
-/// Columns from which on a layer's number of neurons is shown beside what lies on the device.
+/// Columns from which on a layer's number of neurons is shown next to the number on the device.
 const WIDE: u16 = 72;
 
 /// What the graphs show, the latest last.
@@ -53,7 +53,7 @@ fn found(span: &Interval<'_>) -> (&'static str, Option<f64>) {
     }
 }
 
-/// How near the CPU's reading of neurons comes to what memory can do, 0 to 1.
+/// The CPU's rate of reading neurons, as a share of the memory's rate, 0 to 1.
 fn reached(span: &Interval<'_>) -> Option<f64> {
     let (rate, limit) = span.path("cpu");
     Some(rate? / limit?)
@@ -80,7 +80,7 @@ fn flow(figures: Vec<(String, Color)>, width: u16) -> Vec<Line<'static>> {
     lines.into_iter().map(|(_, pieces)| Line::from(pieces)).collect()
 }
 
-/// Draws one look. `waiting` says why there is none of this moment.
+/// Draws one snapshot. `waiting` gives the reason if none is current.
 pub fn draw(frame: &mut Frame, span: &Interval<'_>, history: &History, waiting: Option<&str>) {
     let area = frame.area();
     let inside = area.width.saturating_sub(2);
@@ -89,7 +89,7 @@ pub fn draw(frame: &mut Frame, span: &Interval<'_>, history: &History, waiting: 
         let mut wrap = Wrap::default();
         let why = wrap.push(&printable(why), Some(usize::from(inside))) + &wrap.finish(Some(usize::from(inside)));
         let why = why.lines().map(|line| Line::from(line.to_owned()).bold().red());
-        let notice = Line::from("waiting for it; what is below was before").yellow();
+        let notice = Line::from("waiting for it; the figures below are older").yellow();
         lines.splice(0..0, why.chain([notice]));
     }
     let height = lines.len() as u16 + 2;
@@ -106,7 +106,7 @@ pub fn draw(frame: &mut Frame, span: &Interval<'_>, history: &History, waiting: 
     draw_graphs(frame, graphs, span, history);
     draw_memory(frame, memory, span.now);
     frame.render_widget(layer_table(span, inside), layers);
-    let hints = Line::from("q ends   + - looks more or less often");
+    let hints = Line::from("q ends   + - refreshes more or less often");
     frame.render_widget(Paragraph::new(hints).dim(), keys);
 }
 

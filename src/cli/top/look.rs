@@ -1,4 +1,4 @@
-//! What the daemon says of itself at one moment, and what happened between two.
+//! Snapshots of the daemon's figures, and the differences between two.
 
 use crate::client::Client;
 use crate::clock::{self, Instant};
@@ -6,7 +6,7 @@ use crate::error::Result;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// What the daemon says at one moment.
+/// The daemon's figures at one moment.
 pub struct Look {
     pub at: Instant,
     /// Samples of /metrics by name and labels, without `dynamicinfer_`.

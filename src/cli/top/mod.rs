@@ -14,20 +14,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::IsTerminal;
 use std::ops::RangeInclusive;
 
-/// Seconds between two looks.
+/// Seconds between two snapshots.
 const DELAYS: RangeInclusive<f64> = 0.05..=3600.0;
 
 /// Watch the daemon: speed, queue, memory, neurons by layer
 ///
-/// q, Esc or Ctrl-C ends, + and - look more or less often. Rates are of the time between two looks. When the daemon ends, it is waited for.
-/// Hits: of the neurons that were active, those that the device computed. Late: observations that came to the scheduler when it was too late
-/// to move neurons for them; stale: moves that were decided too late to begin.
+/// q, Esc or Ctrl-C ends; + and - refresh more or less often. Rates refer to the time between two snapshots. If the daemon ends, top waits
+/// for the next one. Hits: active neurons that the device computed. Late: observations that reached the scheduler too late to move neurons
+/// for them. Stale: moves that were decided too late to begin.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Seconds between two looks
+    /// Seconds between two snapshots
     #[arg(short, long, default_value_t = 1.0)]
     delay: f64,
-    /// Print one look as JSON and end
+    /// Print one snapshot as JSON and end
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     if !DELAYS.contains(&args.delay) {
-        return Err(Error::Usage(format!("--delay {}: take 0.05 to 3600 seconds", args.delay)));
+        return Err(Error::Usage(format!("--delay {}: give 0.05 to 3600 seconds", args.delay)));
     }
     let client = args.socket.connect()?;
     if args.json {
@@ -45,16 +45,16 @@ pub fn run(args: Args) -> Result<()> {
         return super::print_json(&serde_json::json!({"metrics": numbers, "ps": ps, "cache": cache, "policy": policy}));
     }
     if !std::io::stdout().is_terminal() {
-        return Err(Error::Usage("top draws on a terminal; take --json for a program".into()));
+        return Err(Error::Usage("top needs a terminal; use --json for programs".into()));
     }
     let mut terminal = ratatui::try_init().map_err(Error::io("draw on", "stdout".as_ref()))?;
     let result = watch(&mut terminal, &client, Duration::from_secs_f64(args.delay));
-    // Where the terminal has gone there is nothing to restore.
+    // A terminal that is closed needs no restoring.
     let _ = ratatui::try_restore();
     result
 }
 
-/// What a key asks for.
+/// The action of a key.
 enum Wish {
     End,
     Delay(f64),
@@ -108,7 +108,7 @@ fn watch(terminal: &mut DefaultTerminal, client: &Client, mut delay: Duration) -
     }
 }
 
-/// The next key that means something, until `delay` after `from`; `None` when that time has come.
+/// The next key with an action, until `delay` after `from`; `None` after that time.
 fn next_key(from: Instant, delay: Duration) -> Result<Option<Wish>> {
     let broken = |e| Error::io("read keys of", "stdin".as_ref())(e);
     loop {

@@ -49,7 +49,7 @@ pub const KERNELS: Kernels = Kernels {
     axpys: by_type([axpy_f32, axpy_f16, axpy_q8, axpy_q4], blocks::AXPYS),
     gemms: gemm::GEMMS,
     gemms_seven: gemm::SEVEN_BITS,
-    fewest_codes: gemm::FEWEST_CODES,
+    fewest_codes: gemm::MIN_CODES,
     panel_width: gemm::WIDTH,
     fill_panel: gemm::fill,
     across: None,

@@ -52,7 +52,7 @@ const fn of<const FAR: bool>() -> Kernels {
         axpys: by_type([axpy_f32::<FAR>, axpy_f16::<FAR>, axpy_q8::<FAR>, axpy_q4::<FAR>], blocks::axpys::<FAR>()),
         gemms: gemm::GEMMS,
         gemms_seven: [None; Quant::COUNT],
-        fewest_codes: gemm::FEWEST_CODES,
+        fewest_codes: gemm::MIN_CODES,
         panel_width: gemm::WIDTH,
         fill_panel: gemm::fill,
         across: Some(gemm::across),

@@ -52,9 +52,9 @@ fn min(a: f32, b: f32) -> f32 {
 /// half-way between two numbers of f32 or is too small to be a normal one. Those few go the slow way.
 #[inline]
 fn fma<const N: usize>(a: [f32; N], b: [f32; N], c: [f32; N]) -> [f32; N] {
-    const LEAST: f64 = 2.0 * f32::MIN_POSITIVE as f64;
+    const MIN_SUM: f64 = 2.0 * f32::MIN_POSITIVE as f64;
     let sums: [f64; N] = std::array::from_fn(|i| f64::from(a[i]) * f64::from(b[i]) + f64::from(c[i]));
-    let doubtful = |sum: f64| sum.to_bits() & 0x1fff_ffff == 0x1000_0000 || (sum != 0.0 && sum.abs() < LEAST);
+    let doubtful = |sum: f64| sum.to_bits() & 0x1fff_ffff == 0x1000_0000 || (sum != 0.0 && sum.abs() < MIN_SUM);
     if sums.iter().fold(false, |any, sum| any | doubtful(*sum)) {
         return std::array::from_fn(|i| a[i].mul_add(b[i], c[i]));
     }

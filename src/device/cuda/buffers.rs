@@ -27,7 +27,7 @@ impl CudaDevice {
         if bytes > left {
             return Err(OutOfMemory { asked: bytes, left });
         }
-        // Nothing runs on a card that has failed, so its buffers need no memory; whoever uses results asks for the fault.
+        // Nothing runs on a card that has failed, so its buffers need no memory; the fault is asked for before results are used.
         let nowhere = reserved || !self.ready();
         let (bytes, most) = (bytes as usize, most as usize);
         let driver = &self.card.driver;

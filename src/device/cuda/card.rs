@@ -93,7 +93,7 @@ pub struct Card {
     pub free: u64,
     /// `None` where memory cannot be given back in part.
     pub(super) chunks: Option<Chunks>,
-    /// Whether memory that nobody may write to can be pinned.
+    /// Whether read-only memory can be pinned.
     pub pins_read_only: bool,
     abandoned: bool,
 }
@@ -248,7 +248,7 @@ impl Drop for Card {
         if self.abandoned {
             return;
         }
-        // SAFETY: retained when it was opened. Its failure would help nobody.
+        // SAFETY: retained when it was opened. Its failure could not be handled.
         unsafe { (self.driver.f.context_release)(self.number) };
     }
 }

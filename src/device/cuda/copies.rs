@@ -40,7 +40,7 @@ impl CudaDevice {
     }
 
     /// Copies the first of these unpinned bytes through the ring of pinned memory, and returns how many. If the ring is full it waits for
-    /// the oldest copy; whoever must not wait asks [`CudaDevice::room`] first.
+    /// the oldest copy; a caller that must not wait asks [`CudaDevice::room`] first.
     ///
     /// # Safety
     /// The bytes are readable, and there is a ring.

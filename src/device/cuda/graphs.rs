@@ -1,8 +1,8 @@
 //! CUDA graphs for work that comes again and again: one call of the driver starts a whole sequence.
 //!
 //! No graph is trusted to do what is wanted now. Whenever its sequence comes, each operation is compared with what the graph would
-//! do, and what differs is changed in the graph before it is started. So nobody has to report buffers that move, contexts that grow or
-//! thresholds that change, and none of these can be forgotten.
+//! do, and what differs is changed in the graph before it is started. So buffers that move, contexts that grow and thresholds that
+//! change need no report, and none of these can be forgotten.
 
 use super::driver::{
     Address, CUcontext, CUgraph, CUgraphExec, CUgraphNode, CUstream, Code, Driver, GraphFunctions, KernelNode,

@@ -5,7 +5,9 @@ use super::driver::{CUfunction, CUmodule, Code, Driver, INVALID_IMAGE, NO_BINARY
 use super::nvrtc::Nvrtc;
 use crate::device::kernel::{Function, HEADERS, Launch, MAX_ARGUMENTS, SOURCES, Source};
 use crate::formats::temporary;
+use lzma_rust2::LzmaReader;
 use std::ffi::{CString, c_void};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -68,10 +70,8 @@ impl Kernels {
                 Err(why) => tracing::warn!("the kernels could not be compiled, the embedded ones are taken: {why}"),
             }
         }
-        let add = |kernels: &mut Kernels, source: &Source| {
-            let ptx = CString::new(source.ptx).expect("PTX is text");
-            kernels.add(driver, ptx.as_bytes_with_nul())
-        };
+        let add =
+            |kernels: &mut Kernels, source: &Source| kernels.add(driver, embedded_ptx(source).as_bytes_with_nul());
         Kernels::of("from the embedded PTX".into(), driver, add)
     }
 
@@ -197,6 +197,18 @@ impl Compiler<'_> {
     }
 }
 
+/// Kibibytes that decompressing may allocate: the dictionary of `tools/nvrtc_check.py` is 4 MiB.
+const MAX_DICTIONARY_KIB: u32 = 16 << 10;
+
+/// Decompresses a source's PTX.
+fn embedded_ptx(source: &Source) -> CString {
+    let mut text = Vec::new();
+    LzmaReader::new_mem_limit(source.ptx, MAX_DICTIONARY_KIB, None)
+        .and_then(|mut reader| reader.read_to_end(&mut text))
+        .expect("the build embeds PTX that decompresses");
+    CString::new(text).expect("PTX has no zero byte")
+}
+
 const fn is_no_image(code: Code) -> bool {
     matches!(code, INVALID_IMAGE | NO_BINARY_FOR_GPU)
 }
@@ -223,4 +235,23 @@ fn write(path: &Path, content: &[u8]) -> Result<(), String> {
     std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     let whole = [MAGIC, &xxh3_128(content).to_le_bytes()[..], content].concat();
     temporary::write_whole(path, &whole).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embedded_ptx_is_small_and_has_every_kernel() {
+        let mut compressed = 0;
+        for source in SOURCES {
+            compressed += source.ptx.len();
+            let ptx = embedded_ptx(source).into_string().unwrap();
+            assert!(ptx.contains("\n.target sm_75\n"), "{} is for another card", source.name);
+            for name in source.functions() {
+                assert!(ptx.contains(&format!(".entry {name}(")), "{} has no {name}", source.name);
+            }
+        }
+        assert!(compressed < 1_000_000, "{compressed} bytes");
+    }
 }

@@ -16,7 +16,7 @@ impl CudaDevice {
         call.operands(&mut |o| _ = self.address(o.view.buffer, o.view.at, o.bytes));
         let scratch = call.scratch_bytes();
         assert!(scratch == 0 || stream == Stream::Compute, "there is one scratch, the compute stream's");
-        // Takes memory, and waits, only if nobody has prepared this call.
+        // Takes memory, and waits, only if this call was not prepared.
         self.totals.unprepared += u64::from(scratch as usize > self.scratch.taken());
         if self.fit_scratch(scratch).is_err() {
             let code = OUT_OF_MEMORY;

@@ -75,7 +75,7 @@ pub struct CudaDevice {
     scratch: Allocation,
     pins: Pins,
     staging: Option<Staging>,
-    /// The lists of `gather`, once somebody has asked whether the device can gather.
+    /// The lists of `gather`, once it was asked whether the device can gather.
     lists: Option<Lists>,
     batch: Batch,
     memory: Memory,
@@ -518,8 +518,8 @@ impl Drop for CudaDevice {
         // Nothing may run in memory that is given back.
         Stream::ALL.into_iter().for_each(|s| self.synchronize(s));
         if !self.ready() {
-            // A card that has failed may answer nothing any more, and whoever asked it to give back would wait for ever: the process
-            // ends, and with it what it held.
+            // A card that has failed may answer nothing any more, and a caller that gave memory back would wait for ever: the memory
+            // is freed when the process ends.
             self.card.abandon();
             return;
         }

@@ -203,7 +203,7 @@ impl Staging {
     /// # Safety
     /// The event [`Staging::before`] is done, and `from` is readable for as many bytes as were taken.
     pub unsafe fn fill(&self, staged: Staged, from: *const u8) -> *const u8 {
-        // SAFETY: the slot lies in the ring, which nobody else writes to; the rest is the caller's promise.
+        // SAFETY: the slot is in the ring, which nothing else writes to; the rest is the caller's promise.
         unsafe {
             let at = self.memory.add(staged.slot * self.slot_bytes + staged.at);
             at.copy_from_nonoverlapping(from, staged.bytes);

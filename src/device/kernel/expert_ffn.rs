@@ -200,7 +200,7 @@ impl DeviceKernel for ExpertFfn {
         let launch = launch.words([gates, ups, of_input, x, at.view(self.chosen), s.activations]);
         let launch = launch.ints([hidden, ffn, used, gate_bytes, up_bytes, up.index() << 8 | gate.index()]);
         out.push(launch.ints([biased, kind, activation]).float(parameter));
-        // Those of experts that are in no slot are rounded, too, and nobody reads them.
+        // Those of experts that are in no slot are rounded, too, and never read.
         let activations = input((RowKind::Any, down), s.activations, s.rounded, n * used, ffn, out);
         let launch = Launch::new(DOWN, [hidden.div_ceil(WARPS), n, 1], WARPS, 0);
         let launch = launch.words([downs, of_down, activations, at.view(self.chosen), at.view(self.output)]);

@@ -127,7 +127,7 @@ macro_rules! source {
         Source {
             name: stringify!($module),
             text: include_str!(concat!("../../../kernels/", stringify!($module), ".cu")),
-            ptx: include_str!(concat!("../../../kernels/ptx/", stringify!($module), ".ptx")),
+            ptx: include_bytes!(concat!("../../../kernels/ptx/", stringify!($module), ".ptx.lzma")),
             functions: $module::FUNCTIONS,
         }
     };
@@ -261,8 +261,8 @@ pub struct Source {
     pub name: &'static str,
     /// CUDA C++.
     pub text: &'static str,
-    /// What NVRTC made of it for compute_75, the oldest cards that are supported.
-    pub ptx: &'static str,
+    /// PTX made by NVRTC for compute_75, the oldest cards that are supported; compressed by LZMA.
+    pub ptx: &'static [u8],
     functions: &'static [&'static [&'static str]],
 }
 

@@ -39,7 +39,7 @@ impl Region {
             let from = (len * 4).next_multiple_of(PAGE).min(self.len * 4);
             self.map[len * 4..from].fill(0);
             if from < self.len * 4 {
-                // SAFETY: private anonymous pages that nobody else has.
+                // SAFETY: private anonymous pages that nothing else uses.
                 let dropped =
                     unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, self.len * 4 - from) };
                 if dropped.is_err() {

@@ -12,8 +12,8 @@ mod streams;
 
 use super::kernel::HostScratch;
 use super::{
-    Block, Buffer, Call, Device, Event, Fault, HostWork, KernelWork, Memory, MoveMethod, OutOfMemory, Stream, Totals,
-    run,
+    Block, Buffer, Call, Device, Event, Fault, HostWork, KernelWork, Memory, MoveMethod, OutOfMemory, Stage, Stream,
+    Totals, run,
 };
 use crate::cpu::Kernels;
 use crate::prng::Prng;
@@ -97,6 +97,8 @@ pub struct VirtualDevice {
     /// When the link is free again, in each direction.
     link_free_ns: [u64; 2],
     host_ns: u64,
+    /// Time that the host's part of an FFN takes beside reading its neurons, us.
+    share_us: f64,
     totals: Totals,
     /// The launch that fails for good, counted from one, and the fault that it has caused.
     fails_at: Option<u64>,
@@ -120,6 +122,7 @@ impl VirtualDevice {
             prepared: 0,
             link_free_ns: [0; 2],
             host_ns: 0,
+            share_us: 0.0,
             totals: Totals::default(),
             fails_at: None,
             fault: None,
@@ -136,6 +139,12 @@ impl VirtualDevice {
     /// The same device, but its launch of this number, counted from one, fails and ends all work, as a sticky error of a driver does.
     pub fn failing_at(mut self, launch: u64) -> VirtualDevice {
         self.fails_at = Some(launch);
+        self
+    }
+
+    /// The same device beside a host whose part of an FFN takes `share_us` more, however few neurons it has.
+    pub fn with_host_share(mut self, share_us: f64) -> VirtualDevice {
+        self.share_us = share_us;
         self
     }
 
@@ -302,8 +311,9 @@ impl Device for VirtualDevice {
     fn worked(&mut self, work: HostWork) {
         let reading = Rates::ns(0.0, work.bytes, self.rates.host_gb_s);
         let host = reading.max(Rates::ns(0.0, work.operations, self.rates.host_gflops));
-        self.totals.host_ns += host;
-        self.host_ns += host;
+        let fixed = if work.stage == Stage::Ffn { Rates::ns(self.share_us, 0, 1.0) } else { 0 };
+        self.totals.host_ns += host + fixed;
+        self.host_ns += host + fixed;
     }
 
     fn is_done(&mut self, event: Event) -> bool {

@@ -40,7 +40,7 @@ pub(super) enum Work {
     },
 }
 
-// SAFETY: the pointers are used by whoever has the device, by the promise of whoever put the copies on a stream.
+// SAFETY: only the owner of the device uses the pointers, by the promise of the caller that put the copies on a stream.
 unsafe impl Send for Work {}
 
 pub(super) struct Op {
@@ -94,7 +94,8 @@ impl Queue {
     }
 }
 
-enum Who {
+/// What is done next in virtual time.
+enum Next {
     Stream(usize),
     Astray(usize),
 }
@@ -131,13 +132,13 @@ impl VirtualDevice {
         if self.fault.is_some() {
             return None;
         }
-        let streams = (0..2).filter_map(|s| Some((self.due(s)?, Who::Stream(s))));
-        let astray = self.astray.iter().enumerate().map(|(i, a)| (a.ends_ns, Who::Astray(i)));
-        let (now, who) = streams.chain(astray).min_by_key(|(at, _)| *at).filter(|(at, _)| *at <= until)?;
-        match who {
-            Who::Stream(s) if self.queues[s].begun.is_some() => self.finish(s, now),
-            Who::Stream(s) => self.begin(s, now),
-            Who::Astray(i) => {
+        let streams = (0..2).filter_map(|s| Some((self.due(s)?, Next::Stream(s))));
+        let astray = self.astray.iter().enumerate().map(|(i, a)| (a.ends_ns, Next::Astray(i)));
+        let (now, next) = streams.chain(astray).min_by_key(|(at, _)| *at).filter(|(at, _)| *at <= until)?;
+        match next {
+            Next::Stream(s) if self.queues[s].begun.is_some() => self.finish(s, now),
+            Next::Stream(s) => self.begin(s, now),
+            Next::Astray(i) => {
                 let astray = self.astray.swap_remove(i);
                 self.copy(&astray.work, true);
                 if let Some((event, mark)) = astray.event {

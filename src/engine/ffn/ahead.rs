@@ -12,7 +12,7 @@ pub(super) fn bytes(neurons: &[u32], i: usize, rows: &Matrix) -> usize {
     neurons.get(i + ROWS).map_or(0, |later| (later - neurons[i]) as usize * rows.row_bytes)
 }
 
-/// Asks for the rows that nobody else asks for, those of the first neurons of a list, which counts from row `first` on.
+/// Prefetches the rows of the first neurons of a list, which the loop itself does not prefetch; the list counts from row `first` on.
 pub(super) fn begin(kernels: &Kernels, rows: &Matrix, neurons: &[u32], first: usize) {
     if let [one, next, ..] = *neurons {
         let (row, distance) = (rows.row_ptr(first + one as usize), (next - one) as usize * rows.row_bytes);

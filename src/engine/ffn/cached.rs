@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The neurons of all layers where a part of them is in memory.
 pub struct CachedFfn {
-    /// Who is in memory, and the reads of others.
+    /// The neurons in memory, and the reads of others.
     pub cache: HostCache,
     /// What later layers will need, if anyone looks ahead.
     pub foresight: Option<Foresight>,
@@ -265,7 +265,7 @@ impl CachedFfn {
                     return;
                 }
                 let number = first + task - early_tasks;
-                // Its first part was taken before, by a thread that waits for nobody.
+                // Its first part was taken before, by a thread that waits for no other.
                 while !all_here && !early[number].load(Ordering::Acquire) {
                     spin_loop();
                 }

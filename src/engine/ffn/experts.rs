@@ -36,7 +36,7 @@ pub struct ExpertBuffers {
     pub shared: SharedBuffers,
     /// Hidden values of a layer's network, `[n, rank]`.
     pub values: Vec<f32>,
-    /// Somebody wants to see what neurons do that nothing computes otherwise.
+    /// Computes every gate and up, for an observer.
     pub shows: bool,
     /// Then: products of gate and up of the chosen experts' neurons, `[tokens of all groups, 2 ffn]`.
     pub true_products: Vec<f32>,

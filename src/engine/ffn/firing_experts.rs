@@ -20,7 +20,7 @@ use crate::model::config::ModelConfig;
 use crate::model::{FfnMatrices, Matrix};
 
 /// Units of an expert at most. Few, because an expert is one of several, and each unit has a buffer that is written and added.
-const MOST_UNITS: usize = 16;
+const MAX_UNITS: usize = 16;
 /// Units of all experts of a prompt's chunk, about: it has many experts, each with outputs for many tokens. With 16 of each they took 100 MiB.
 const CHUNK_UNITS: usize = 64;
 
@@ -268,9 +268,9 @@ impl Firing<'_, '_> {
             // By as many experts as a chunk has of all, not by those of them that are here now.
             true => {
                 let experts = self.chosen.weights.experts.len().min(self.chosen.tokens.len());
-                (CHUNK_UNITS / experts).clamp(1, MOST_UNITS)
+                (CHUNK_UNITS / experts).clamp(1, MAX_UNITS)
             }
-            false => MOST_UNITS,
+            false => MAX_UNITS,
         };
         let (mut at, mut most) = (0, 0);
         for (number, (group, &count)) in self.chosen.groups.iter().zip(&*counts).enumerate() {
@@ -287,7 +287,7 @@ impl Firing<'_, '_> {
                 at += size;
             }
         }
-        units.reserve(MOST_UNITS * counts.len());
+        units.reserve(MAX_UNITS * counts.len());
         outputs.resize(outputs.len().max(if self.is_chunk { at } else { most }));
     }
 

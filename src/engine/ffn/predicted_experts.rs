@@ -271,7 +271,7 @@ impl<'a> Pieces<'a> {
             return;
         };
         let ffn = self.config.ffn;
-        // SAFETY: as above; the ups of these neurons are nobody's yet.
+        // SAFETY: as above; the ups of these neurons are not in use yet.
         let row = |token: usize| unsafe { self.row(group, &range, token, 1) };
         if let Some(outer) = scorer.network.outer() {
             let columns = &columns[number.min(distinct - 1)];

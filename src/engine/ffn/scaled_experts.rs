@@ -13,16 +13,16 @@ use crate::model::config::ModelConfig;
 use crate::ops::math;
 
 /// The share of an expert's neurons that fire from which on all are computed (runs/2026-11-26-packed-prompts).
-const MOST: f64 = 0.5;
+const MAX_SHARE: f64 = 0.5;
 
 /// With more tokens it is faster to round the weights.
-const MOST_TOKENS: usize = 96;
+const MAX_TOKENS: usize = 96;
 
 /// Numbers of an output that a thread adds at a time; a pack is a multiple of it.
 const ADDED: usize = 256;
 
 /// Rows whose addresses are listed at a time.
-const MOST_ROWS: usize = 1024;
+const MAX_ROWS: usize = 1024;
 
 /// What such experts work with.
 #[derive(Default)]
@@ -67,8 +67,8 @@ impl ScaledBuffers {
         for (number, (group, count)) in chosen.groups.iter().zip(counts).enumerate() {
             let down = &chosen.expert(group).down;
             let Some(kernel) = kernels.scaled_across(down.quant, down.cols) else { continue };
-            let is_whole = group.tokens > MAX_COLUMNS || *count as f64 > MOST * config.ffn as f64;
-            if !is_whole || group.tokens > MOST_TOKENS {
+            let is_whole = group.tokens > MAX_COLUMNS || *count as f64 > MAX_SHARE * config.ffn as f64;
+            if !is_whole || group.tokens > MAX_TOKENS {
                 continue;
             }
             *count = 0;
@@ -132,9 +132,9 @@ impl ScaledBuffers {
                 // SAFETY: each task has its own pack of a piece's outputs.
                 unsafe { parts.part(start..start + PACK) }.fill(0.0);
             }
-            let mut room = [std::ptr::null(); MOST_ROWS];
-            for first in (0..ffn).step_by(MOST_ROWS) {
-                let rows = &mut room[..MOST_ROWS.min(ffn - first)];
+            let mut room = [std::ptr::null(); MAX_ROWS];
+            for first in (0..ffn).step_by(MAX_ROWS) {
+                let rows = &mut room[..MAX_ROWS.min(ffn - first)];
                 rows.iter_mut().enumerate().for_each(|(k, row)| *row = down.row_ptr(first + k));
                 let x = &inputs[piece.input + first * piece.lanes()..];
                 // SAFETY: as above; whole rows, and as many numbers of columns as the kernel reads; it is for this machine.

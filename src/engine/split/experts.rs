@@ -93,7 +93,7 @@ impl Split {
         self.begin_section(l, GraphSection::Exchange);
         self.norm_ffn_input(c, l);
         let (layout, to) = (ExchangeLayout::new(n, c), self.host.received.as_mut_ptr().cast());
-        // Of a chunk nobody looks at the residual.
+        // A chunk does not need the residual.
         let numbers = if pass.is_chunk() { layout.masks() } else { layout.scores() };
         // SAFETY: looked at after the event that is recorded behind the copy.
         unsafe { self.device.copy_out(Stream::Compute, self.workspace.exchange, 0, to, numbers * 4) };

@@ -144,6 +144,26 @@ impl Split {
         unsafe { self.device.copy_out(Stream::Compute, from, at, to.as_mut_ptr().cast(), bytes) };
     }
 
+    /// Puts the copy of the masks of a layer whose neurons the device has chosen and computes alone on the compute stream.
+    pub(super) fn fetch_chosen(&mut self, l: usize, layout: ExchangeLayout) {
+        let to = &mut self.host.chosen[l * layout.clusters..(l + 1) * layout.clusters];
+        let (at, bytes, from) = ((layout.masks() * 4) as u64, size_of_val(to), self.workspace.exchange);
+        // SAFETY: the masks are looked at after the stream was synchronised, and lie in memory that lives as long as the device.
+        unsafe { self.device.copy_out(Stream::Compute, from, at, to.as_mut_ptr().cast(), bytes) };
+    }
+
+    /// Counts the neurons of the layers that the device has chosen and computed alone in a pass that is over there.
+    fn count_chosen(&mut self, pass: &mut Pass<'_, '_>) {
+        let c = &pass.model.config;
+        let computed = &mut pass.probe.report.computed;
+        computed.resize(c.layers, 0);
+        for (l, _) in self.chose_alone.iter().enumerate().filter(|(_, alone)| **alone) {
+            let masks = &self.host.chosen[l * c.ffn..(l + 1) * c.ffn];
+            self.wanted[l] = masks.iter().filter(|mask| **mask != 0).count();
+            computed[l] += masks.iter().map(|mask| u64::from(mask.count_ones())).sum::<u64>();
+        }
+    }
+
     /// Measures, once, before the first pass that the scheduler is shown: what any part of an FFN takes in each memory, the device's with no
     /// neuron, the host's with one. By the device's clock, as all times of a layer.
     pub(super) fn measure_fixed(&mut self, pass: &mut Pass<'_, '_>) {
@@ -207,6 +227,7 @@ impl Split {
     /// Counts what the device did in a pass that is over there.
     pub(super) fn count(&mut self, pass: &mut Pass<'_, '_>) {
         let model = pass.model;
+        self.count_chosen(pass);
         self.measure(&model.config, pass.n());
         let Split { device, cache, .. } = self;
         cache.counters.tokens += pass.n() as u64;

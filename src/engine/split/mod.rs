@@ -128,6 +128,8 @@ pub struct Split {
     attends_late: bool,
     /// What the device has begun of the current layer.
     begun: Begun,
+    /// By layer: the device has chosen its neurons and computes all of them, and the host has not seen which.
+    chose_alone: Vec<bool>,
     /// When the pass began by the device's clock, ns.
     pass_began_ns: u64,
 }
@@ -143,7 +145,7 @@ impl Split {
     /// The device has no room.
     ///
     /// # Safety
-    /// The model's store stays mapped until this is dropped, and nobody takes the cache out to drop it before the device.
+    /// The model's store stays mapped until this is dropped, and the cache is not taken out to be dropped before the device.
     pub unsafe fn new(
         device: Box<dyn Device>,
         slots: &[usize],
@@ -219,6 +221,7 @@ impl Split {
             records: false,
             attends_late: false,
             begun: Begun::default(),
+            chose_alone: vec![false; c.layers],
             pass_began_ns: 0,
         };
         split.prepare(model)?;

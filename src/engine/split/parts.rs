@@ -20,9 +20,9 @@ use crate::scheduler::chunks::{Graph, Needs, Order, Processor, Stage, Subgraph};
 use std::ops::Range;
 
 /// Most parts of a chunk.
-pub const MOST_PARTS: usize = 4;
+pub const MAX_PARTS: usize = 4;
 /// Fewest tokens of a part that is not asked for: with fewer, weights are read and unpacked so often that arithmetic waits for it.
-const LEAST_TOKENS: usize = 128;
+const MIN_TOKENS: usize = 128;
 /// Parts begin at multiples of so many tokens: there every row begins at a multiple of 16 bytes, and a tile that counts active neurons.
 const ALIGN: usize = 64;
 /// Parts have to take at most this share of the time of one part, by the costs, to be taken.
@@ -33,7 +33,7 @@ const COMPARED_LAYERS: usize = 4;
 /// How chunks go in parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartsSetting {
-    /// So many parts, up to [`MOST_PARTS`], and fewer where a part would have less than 64 tokens; `None`: as many as take the least time by
+    /// So many parts, up to [`MAX_PARTS`], and fewer where a part would have less than 64 tokens; `None`: as many as take the least time by
     /// the costs.
     pub parts: Option<usize>,
     /// Whether what is copied is copied once for all parts; `None`: what takes less time by the costs.
@@ -144,7 +144,7 @@ pub(super) struct Parts {
     /// Two layers take turns: a part may be a layer ahead of another.
     pub divided: [Divided; 2],
     /// By part, layers whose keys and values are in the host's caches, where the host attends.
-    pub put: [usize; MOST_PARTS],
+    pub put: [usize; MAX_PARTS],
     /// Parts whose last layer's results the host has taken over.
     pub taken_over: usize,
     /// What else host and device do while the missing neurons are computed.
@@ -158,7 +158,7 @@ impl Parts {
     /// Marks on a device. Not on the token path.
     pub fn new(device: &mut dyn Device) -> Parts {
         let mut event = || device.event();
-        let marks = (0..MOST_PARTS)
+        let marks = (0..MAX_PARTS)
             .map(|_| PartMarks { projected: event(), exchanged: event(), done: [event(), event()] })
             .collect();
         Parts {
@@ -167,7 +167,7 @@ impl Parts {
             number: 0,
             marks,
             divided: Default::default(),
-            put: [0; MOST_PARTS],
+            put: [0; MAX_PARTS],
             taken_over: 0,
             beside: Beside::default(),
             costs: None,
@@ -299,7 +299,7 @@ impl LayerCosts {
 
     /// The cut that takes the least time, of those that are allowed.
     pub fn cut(&self, parts: Option<usize>, shared: Option<bool>) -> Cut {
-        let most = (self.n / LEAST_TOKENS).clamp(1, MOST_PARTS);
+        let most = (self.n / MIN_TOKENS).clamp(1, MAX_PARTS);
         let numbers = parts.map_or(2..=most, |parts| parts..=parts);
         let ways = shared.map_or(vec![true, false], |shared| vec![shared]);
         let cuts = numbers.flat_map(|parts| ways.iter().map(move |&shared| Cut { parts, shared }));
@@ -364,7 +364,7 @@ impl Split {
         let costs = self.layer_costs(pass);
         let cut = match parts {
             Some(1) => Cut::WHOLE,
-            parts => costs.cut(parts.map(|parts| parts.min(MOST_PARTS).min(n / ALIGN).max(1)), shared),
+            parts => costs.cut(parts.map(|parts| parts.min(MAX_PARTS).min(n / ALIGN).max(1)), shared),
         };
         self.parts.begin(cut, costs.beside(cut));
         if cut.parts > 1 {
@@ -481,7 +481,7 @@ mod tests {
                 attention_link_us: prng.below(2) as f64 * 3000.0,
                 ..costs(prng.below(2) == 0, n, prng.below(3000) as usize)
             };
-            for parts in 2..=MOST_PARTS.min(n / ALIGN) {
+            for parts in 2..=MAX_PARTS.min(n / ALIGN) {
                 let orders = [PartOrder::EarliestPart, PartOrder::LargestContribution, PartOrder::AtRandom(seed)];
                 for (order, shared) in orders.map(Some).into_iter().chain([None]).zip([true, false, true, false]) {
                     let (cut, mut out) = (Cut { parts, shared: shared ^ (seed % 2 == 0) }, Vec::new());
@@ -503,7 +503,7 @@ mod tests {
     #[test]
     fn parts_are_all_tokens_once_and_begin_at_tiles() {
         for all in 64..1025 {
-            for parts in 1..=MOST_PARTS.min(all / ALIGN) {
+            for parts in 1..=MAX_PARTS.min(all / ALIGN) {
                 let rows: Vec<Rows> = (0..parts).map(|number| Rows::part(all, parts, number)).collect();
                 assert_eq!((rows[0].first, rows[parts - 1].range().end), (0, all));
                 assert!(rows.windows(2).all(|two| two[0].range().end == two[1].first && two[1].first % ALIGN == 0));

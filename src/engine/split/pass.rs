@@ -40,7 +40,7 @@ pub(super) struct Begun {
     pub ahead: Option<usize>,
     /// It knows which neurons are wanted, and computes its part.
     device_ffn: bool,
-    /// It has every neuron, all are wanted, and there is no bias of down, observer or scheduler: the host has nothing to do.
+    /// It has every neuron, knows which are wanted, and there is no bias of down, observer or scheduler: the host has nothing to do.
     alone: bool,
 }
 
@@ -182,6 +182,9 @@ impl Executor for Split {
         }
         self.cache.counters.computed[Tier::Host] += read.active;
         self.cache.layers[l].computed[Tier::Host] += read.active;
+        if self.chose_alone[l] {
+            return;
+        }
         let selection = (wanted != Wanted::All).then(|| &pass.buffers.predicted.selections[l]);
         pass.probe.report.add_layer((l, layer), c, n, wanted, selection, read);
     }
@@ -299,12 +302,16 @@ impl Split {
             self.send_masks(layout, true);
         }
         let device_ffn = scored.own || wanted == Wanted::All;
-        let whole = wanted == Wanted::All && self.cache.layers[l].table.residents() == c.ffn;
+        let whole = device_ffn && self.cache.layers[l].table.residents() == c.ffn;
         let observed = pass.probe.observer.is_some() || self.migrator.is_some();
         let ahead = self.send_ahead(c, l, n);
         let host_predicts = pass.sparsity.looks_ahead(l) && !scored.ahead;
         let alone = whole && layer.down_bias.is_empty() && !observed && !host_predicts;
         self.begun = Begun { scored, ahead, device_ffn, alone };
+        self.chose_alone[l] = alone && scored.own;
+        if self.chose_alone[l] {
+            self.fetch_chosen(l, layout);
+        }
         if !self.begun.alone {
             let looks_on = observed || pass.sparsity.looks_ahead(l);
             let numbers = match (scored.own && self.wants_scores(), device_ffn && !looks_on) {
@@ -364,7 +371,8 @@ impl Split {
     fn divide(&mut self, pass: &Pass<'_, '_>, l: usize, wanted: Wanted) {
         let Split { device, cache, host_selection, all, .. } = self;
         let selections = &pass.buffers.predicted.selections;
-        let all = if wanted == Wanted::All { &*all } else { &selections[l] };
+        // What the device has chosen alone is counted when the pass is over.
+        let all = if wanted == Wanted::All || self.begun.alone { &*all } else { &selections[l] };
         host_selection.neurons.clear();
         host_selection.masks.clear();
         let table = &cache.layers[l].table;

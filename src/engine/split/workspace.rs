@@ -128,6 +128,8 @@ pub struct PinnedBuffers {
     pub counts: PinnedBuffer,
     /// For a chunk: the neurons that are copied for it, `[layers, ffn]`.
     pub names: PinnedBuffer,
+    /// By layer, masks of the wanted neurons that the device has found, `[layers, ffn]`; of a mixture nothing.
+    pub chosen: PinnedBuffer,
 }
 
 /// Memory of so many words that the device has pinned; `written` says that it writes there.
@@ -143,7 +145,7 @@ pub unsafe fn pinned(device: &mut dyn Device, words: usize, written: bool) -> Pi
 
 impl PinnedBuffers {
     /// Words of each but `qkv_read_back`, in their order, for passes of up to `chunk` tokens, and whether the device writes there.
-    fn words(c: &ModelConfig, chunk: usize) -> [(usize, bool); 12] {
+    fn words(c: &ModelConfig, chunk: usize) -> [(usize, bool); 13] {
         let clusters = c.clusters();
         let whole = c.form.experts.is_some_and(|experts| !experts.by_neuron);
         let of_chunks = if whole { 0 } else { c.neurons() };
@@ -160,6 +162,7 @@ impl PinnedBuffers {
             (chunk * c.head_dim, false),
             (2 * DenseFfn::most_parts(chunk) * of_chunks, true),
             (if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, false),
+            (if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, true),
         ]
     }
 
@@ -199,12 +202,13 @@ impl PinnedBuffers {
             angles: room(),
             counts: room(),
             names: room(),
+            chosen: room(),
         }
     }
 
     /// Bytes of all of them.
     pub fn bytes(&self) -> u64 {
-        let by_few = [&self.received, &self.ahead, &self.masks, &self.all_masks, &self.fired];
+        let by_few = [&self.received, &self.ahead, &self.masks, &self.all_masks, &self.fired, &self.chosen];
         let by_all = [&self.partial, &self.qkv_read_back, &self.qkv, &self.attended, &self.positions, &self.angles];
         let of_chunks = [&self.counts, &self.names];
         let all = by_few.into_iter().chain(by_all).chain(of_chunks);

@@ -8,15 +8,15 @@ pub(super) trait Levels {
     fn code(x: f32) -> u8;
 }
 
-/// The whole numbers from `LEAST` to `GREATEST`; the code counts from 0.
-pub(super) struct Whole<const LEAST: i32, const GREATEST: i32>;
+/// The whole numbers from `MIN` to `MAX`; the code counts from 0.
+pub(super) struct Whole<const MIN: i32, const MAX: i32>;
 
-impl<const LEAST: i32, const GREATEST: i32> Levels for Whole<LEAST, GREATEST> {
+impl<const MIN: i32, const MAX: i32> Levels for Whole<MIN, MAX> {
     #[inline(always)]
     fn nearest(x: f32) -> f32 {
         // Comparisons and not `clamp`, whose NaN costs instructions; here NaN becomes a limit.
-        let x = if x > LEAST as f32 { x } else { LEAST as f32 };
-        let x = if x < GREATEST as f32 { x } else { GREATEST as f32 };
+        let x = if x > MIN as f32 { x } else { MIN as f32 };
+        let x = if x < MAX as f32 { x } else { MAX as f32 };
         // Adding this pushes the fraction out of an f32. `round` is a call where SSE4.1 may not be used.
         const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
         (x + MAGIC) - MAGIC
@@ -24,7 +24,7 @@ impl<const LEAST: i32, const GREATEST: i32> Levels for Whole<LEAST, GREATEST> {
 
     #[inline(always)]
     fn code(x: f32) -> u8 {
-        (Self::nearest(x) as i32 - LEAST) as u8
+        (Self::nearest(x) as i32 - MIN) as u8
     }
 }
 

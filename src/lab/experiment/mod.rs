@@ -1,4 +1,4 @@
-//! Declared experiments: a question, what is varied, and what is expected, in a file that is written before the run (docs/experiments.md).
+//! Declared experiments: a question, what is varied, and what is expected, in a file that is written before the run (docs/predictors.md).
 //! This module knows no model and no command line: it says which arms there are, in which order rows are made, which of them count, and
 //! what they show together.
 
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Bytes of an experiment's file at most; a usual one has some fifty lines.
-const LONGEST: usize = 64 << 10;
+const MAX_FILE_BYTES: usize = 64 << 10;
 /// Rows at most: with more of them, an axis probably has a zero too many.
 const MAX_ROWS: usize = 10_000;
 
@@ -144,7 +144,7 @@ impl Spec {
     /// [`Error::BadFile`] with the field that is wrong.
     pub fn read(path: &Path) -> Result<(Spec, String)> {
         let file = MappedFile::open(path)?;
-        if file.bytes().len() > LONGEST {
+        if file.bytes().len() > MAX_FILE_BYTES {
             return Err(bad(path, "", "too long for an experiment"));
         }
         let text = std::str::from_utf8(file.bytes()).map_err(|_| bad(path, "", "is not text"))?;
@@ -247,7 +247,7 @@ impl Spec {
 }
 
 fn bad(path: &Path, field: &str, why: &str) -> Error {
-    Error::bad(path, field, format!("{why}; docs/experiments.md says what it holds"))
+    Error::bad(path, field, format!("{why}; docs/predictors.md says what it holds"))
 }
 
 fn settings(table: &toml::Table) -> Arm {

@@ -37,14 +37,14 @@ pub fn sentence(plot: &PlotSpec, summary: &Summary) -> String {
     if names.is_empty() && series.len() <= FEW {
         let run = |s: &Series| {
             let (first, last) = (s.points.first()?, s.points.last()?);
-            let who = if series.len() == 1 { "It".to_owned() } else { begun(&s.name) };
+            let subject = if series.len() == 1 { "It".to_owned() } else { begun(&s.name) };
             let (a, b) = (value(first.median), value(last.median));
             let verb = match last.median.total_cmp(&first.median) {
                 _ if a == b => format!("is {a}"),
                 Ordering::Less => format!("falls from {a} to {b}"),
                 _ => format!("rises from {a} to {b}"),
             };
-            (s.points.len() > 1).then(|| format!(" {who} {verb} between {} and {}.", shown(first.x), shown(last.x)))
+            (s.points.len() > 1).then(|| format!(" {subject} {verb} between {} and {}.", shown(first.x), shown(last.x)))
         };
         said.extend(series.iter().filter_map(run));
     }

@@ -11,7 +11,7 @@ use serde::Serialize;
 /// Halvings of the range in which a share is looked for: to a thousandth.
 const HALVINGS: usize = 10;
 /// The smallest share that is tried: a thirtieth of a rate is no longer that rate's fault.
-const LEAST: f64 = 0.03;
+const MIN_SHARE: f64 = 0.03;
 
 /// An assumption about the sparse side. Dense layer offload, beside which it is put, keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -97,13 +97,14 @@ pub struct Switched {
 pub fn given_up_for(assumption: Assumption, case: &Case<'_>, most: f64) -> Result<Switched> {
     let run = |policy, share| assumption.run(case, policy, share);
     let share = largest(|share| Ok(run(Policy::Full, share)?.tokens_per_s <= most))?;
-    let (fixed, full) = (run(Policy::Static, share.unwrap_or(LEAST))?, run(Policy::Full, share.unwrap_or(LEAST))?);
+    let (fixed, full) =
+        (run(Policy::Static, share.unwrap_or(MIN_SHARE))?, run(Policy::Full, share.unwrap_or(MIN_SHARE))?);
     Ok(Switched { assumption, share, tokens_per_s: full.tokens_per_s, gpu_share: (fixed.gpu_share, full.gpu_share) })
 }
 
-/// The largest share up to which `holds`, to a thousandth; `None` if it does not even with [`LEAST`].
+/// The largest share up to which `holds`, to a thousandth; `None` if it does not even with [`MIN_SHARE`].
 fn largest(mut holds: impl FnMut(f64) -> Result<bool>) -> Result<Option<f64>> {
-    let (mut low, mut high) = (LEAST, 1.0);
+    let (mut low, mut high) = (MIN_SHARE, 1.0);
     if !holds(low)? {
         return Ok(None);
     }

@@ -33,6 +33,8 @@ pub struct Case<'a> {
     pub vram: Option<u64>,
     /// Which neurons are on the device at the beginning.
     pub placement: Placement,
+    /// Under the static policy, too, layers get their slots by how many activations these hold, and not by the time that they save.
+    pub by_impact: bool,
     /// Bytes of all layers' predictors of the real model; 0 for none.
     pub predictor_bytes: u64,
     /// Probability from which on a neuron is computed, 0 to 1; 0 computes all, and `None` takes the trace's threshold of each layer.
@@ -137,11 +139,13 @@ impl Case<'_> {
                     ffn_share: None,
                     kv: KvPlace::Host,
                     predictor_bytes: part(self.predictor_bytes),
-                    computed_share: 1.0,
+                    // The counts are of active neurons; a model without a predictor computes all.
+                    computed_share: if self.threshold == Some(0.0) { 1.0 } else { active_share(&history) },
                     ilp_seconds: None,
                     chunk: self.chunk,
                     host: None,
                     streamed_layers: Some(0),
+                    skips_host: policy == Policy::Static && h.experts_used.is_none() && !self.by_impact,
                 };
                 let plan = plan(&small, &counts, self.machine, &request).map_err(|e| match e {
                     // Written anew, because the original message gives the bytes of the scaled model.
@@ -187,6 +191,12 @@ impl Case<'_> {
         let of = if self.real.experts_used.is_some() { experts_offload } else { layer_offload };
         of(self.real, self.machine, self.vram.unwrap_or(0), self.kv_read())
     }
+}
+
+/// Mean of the neurons' frequencies, 0 to 1.
+fn active_share(history: &[Vec<f32>]) -> f64 {
+    let neurons = history.iter().map(Vec::len).sum::<usize>().max(1);
+    (history.iter().flatten().map(|&f| f64::from(f)).sum::<f64>() / neurons as f64).max(f64::MIN_POSITIVE)
 }
 
 /// What a layer consists of, in words.

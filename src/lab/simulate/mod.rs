@@ -2,8 +2,8 @@
 //! discrete-event clock, fed with a trace of activations and a machine profile. All results are computed from these; nothing is
 //! measured.
 //!
-//! In a layer, attention, predictor and FFN take their time one after the other. The FFN takes max(t_gpu N_gpu, t_cpu N_cpu + t_sync)
-//! (DynamicInfer E.3.3). Meanwhile the link works on its queue and may take host memory bandwidth from the CPU, which the paper leaves
+//! In a layer, attention, predictor and FFN take their time one after the other. The FFN takes max(t_gpu N_gpu, t_cpu N_cpu + t_split)
+//! (DynamicInfer E.3.3), with the fixed part t_split only where N_cpu is not 0. Meanwhile the link works on its queue and may take host memory bandwidth from the CPU, which the paper leaves
 //! out. A neuron that has not arrived when its layer's neurons are chosen is computed by the CPU. As in the engine, the scheduler
 //! gets a layer after its neurons were chosen, its decisions are sent over the link when the next layer begins, and it knows rates
 //! from what device and cache have counted by then.
@@ -177,7 +177,10 @@ struct Scale {
     predictor_ns: f64,
     /// Time of the head for a whole token.
     head_ns: f64,
-    sync_ns: f64,
+    /// What an FFN takes wherever its neurons are.
+    always_ns: f64,
+    /// What it takes more where the CPU has a part beside a device.
+    split_ns: f64,
     call_ns: f64,
 }
 
@@ -190,6 +193,7 @@ impl Scale {
         // Without a device, matrices, scores and predictor are calls of the thread pool, as in the engine.
         let calls = |n: f64| if setting.device { 0.0 } else { n * call_ns };
         let each = |bytes: u64, gb_s: f64| bytes as f64 / real.layers as f64 / gb_s;
+        let costs = Costs::of(m, real.block_bytes, real.hidden);
         let predictor =
             if setting.predictor_bytes > 0 { each(setting.predictor_bytes, weights) + calls(1.0) } else { 0.0 };
         Scale {
@@ -201,7 +205,8 @@ impl Scale {
                 + calls(3.0),
             predictor_ns: predictor,
             head_ns: real.head_bytes as f64 / weights + calls(1.0),
-            sync_ns: Costs::of(m, real.block_bytes, real.hidden).t_sync_us * 1e3,
+            always_ns: if setting.device { costs.always_us * 1e3 } else { 0.0 },
+            split_ns: if setting.device { costs.split_us * 1e3 } else { call_ns },
             call_ns,
         }
     }
@@ -397,10 +402,12 @@ impl<'a> Simulation<'a> {
             let busy = if s.contention { self.run.link.busy_ns } else { 0.0 };
             // Of randomly spread neurons this share does not follow another computed one.
             let gaps = cpu * (1.0 - cpu / ffn) * scale.neurons;
-            host_ns = scale.call_ns + gaps * s.gap_ns + cpu_ns(cpu * scale.block_bytes, m.dram_gb_s, m.link_gb_s, busy);
+            host_ns = gaps * s.gap_ns + cpu_ns(cpu * scale.block_bytes, m.dram_gb_s, m.link_gb_s, busy);
         }
-        let sync = if s.device && cpu > 0.0 { scale.sync_ns } else { 0.0 };
-        let all = device_ns.max(host_ns + sync);
+        let fixed = if cpu > 0.0 { scale.split_ns } else { 0.0 };
+        let all = scale.always_ns + device_ns.max(host_ns + fixed);
+        // The call of the pool is the host's time, waiting is not.
+        host_ns += if cpu > 0.0 { scale.call_ns } else { 0.0 };
         self.sum.device += device_ns;
         self.sum.cpu += host_ns;
         self.clock.host_ns += host_ns;
@@ -409,7 +416,7 @@ impl<'a> Simulation<'a> {
             ffn_ns: of(host_ns, device_ns),
             fixed_ns: of(scale.call_ns, 0.0),
             neurons: of(cpu, gpu),
-            merge_ns: scale.sync_ns as u64,
+            merge_ns: (scale.split_ns - scale.call_ns).max(0.0) as u64,
         };
         self.pass(all, device_ns);
         all

@@ -26,7 +26,7 @@ pub const ASSUMED: [&str; 6] = [
     "the device's arithmetic is free: it takes what reading weights and starting kernels takes, its experts once for 32 tokens, all else once for a chunk",
     "the CPU computes at the profile's rate for a prompt's products, whatever the number of an expert's tokens, and reads each expert once",
     "attention over earlier positions, keys and values are free on all sides",
-    "copies take nothing from the CPU's memory; those that are on their way when a prompt begins arrive and slow nobody down",
+    "copies take nothing from the CPU's memory; those in flight when a prompt begins arrive and slow nothing down",
     "a last chunk of 32 tokens or fewer takes the same way",
     "whole layers: copies reach the link's full rate, each expert that a token has is one copy, and nothing is computed meanwhile",
 ];

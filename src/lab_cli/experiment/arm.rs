@@ -1,5 +1,5 @@
-//! From an arm's settings to a row. A setting has the name of the command line's option, with `_` for `-`, and is read as that is; what
-//! nobody takes is refused.
+//! From an arm's settings to a row. A setting has the name of the command line's option, with `_` for `-`, and is read as that is; an
+//! unknown one is refused.
 
 use crate::cli::device_arg::{DeviceArgs, LookaheadOnArg, Switch, TensorCores};
 use crate::cli::lab_arg::{LabArgs, LabOptions};
@@ -31,7 +31,7 @@ pub(super) const TEXT: &str = "demo/heldout.txt";
 pub(super) const TOKENS: usize = 256;
 pub(super) const GENERATED: usize = 64;
 
-/// The settings of an arm, taken one by one: what is left at the end is nobody's.
+/// The settings of an arm, taken one by one: those left at the end are unknown.
 struct Fields(Arm);
 
 impl Fields {
@@ -60,7 +60,7 @@ impl Fields {
     }
 
     /// # Errors
-    /// [`Error::Usage`] with a setting that nobody took.
+    /// [`Error::Usage`] with an unknown setting.
     fn end(self) -> Result<()> {
         match self.0.first() {
             Some((name, _)) => Err(Error::Usage(format!("an arm cannot be: there is no setting '{}'", excerpt(name)))),
@@ -200,6 +200,8 @@ fn of_device(f: &mut Fields) -> Result<Option<DeviceOptions>> {
             fail_after: f.get("fail_after")?,
             wall_clock: f.flag("wall_clock")?,
             printed_loss: f.flag("printed_loss")?,
+            theta_gpu: f.get("theta_gpu")?,
+            theta_cpu: f.get("theta_cpu")?,
         }),
     };
     let refused = "an arm cannot be: vram_share is of a device, from 0 to 1, and takes the place of vram";
@@ -244,6 +246,7 @@ fn of_simulate(settings: &[(String, Value)]) -> Result<simulate::Args> {
         threshold: f.get("threshold")?,
         predictor_share: f.get("predictor_share")?,
         placement: f.read("placement", simulate::parse_placement)?,
+        by_impact: false,
         no_contention: f.flag("no_contention")?,
         copy_each: f.flag("copy_each")?,
         position: f.get("position")?.unwrap_or(POSITION),
@@ -513,6 +516,7 @@ fn replayed(settings: &[(String, Value)], metrics: &mut Metrics) -> Result<()> {
         history: history.clone(),
         cost: args.cost,
         foreseen: false,
+        stage: None,
         seed: args.seed,
         skip,
     };

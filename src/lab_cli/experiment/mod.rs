@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 /// Run a declared experiment: rows in turns, with a report
 ///
-/// FILE names the question, what is varied, what must hold for a row to count and what was expected (docs/experiments.md). Rows are added
+/// FILE names the question, what is varied, what must hold for a row to count and what was expected (docs/predictors.md). Rows are added
 /// to DIR/rows.jsonl one by one; after Ctrl-C or a kill the same command goes on where it stopped. At the end, and after Ctrl-C,
 /// DIR has rows.csv, summary.json, summary.md, summary.html with its plots, and run.json: machine, rates, commit and seed.
 #[derive(clap::Args)]

@@ -27,9 +27,9 @@ pub struct Agreement {
 }
 
 /// Allowed difference of sums in another order, as a share of the largest number; a wrong kernel differs by far more.
-const MOST: f32 = 2e-4;
+const MAX_ERROR: f32 = 2e-4;
 /// The same where tensor cores take inputs rounded to f16: each is off by up to 5e-4 of itself, a sum of many by less, but an FFN rounds twice.
-const MOST_OF_HALVES: f32 = 2e-3;
+const MAX_ERROR_OF_HALVES: f32 = 2e-3;
 
 /// Shape of the checks: hidden size and neurons, deliberately not powers of two.
 const HIDDEN: usize = 1056;
@@ -336,13 +336,13 @@ pub fn agreements(device: &mut dyn Device, tiles: Tiles) -> Result<Vec<Agreement
             for &columns in check.columns {
                 let name = check.kernel;
                 let mut kernel = if check.quants.len() > 1 { format!("{name} {}", quant.name()) } else { name.into() };
-                let mut most = MOST;
+                let mut most = MAX_ERROR;
                 if tiles != Tiles::Lanes {
                     if !has_tensor_tiles(name, quant, columns) {
                         continue;
                     }
                     kernel += ", tensor cores";
-                    most = if quant == Quant::F16 { MOST_OF_HALVES } else { MOST };
+                    most = if quant == Quant::F16 { MAX_ERROR_OF_HALVES } else { MAX_ERROR };
                 }
                 rows.push(Agreement { kernel, columns, off: off(check.run, quant, columns, device)?, most });
             }

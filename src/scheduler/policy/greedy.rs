@@ -61,7 +61,7 @@ fn number(key: u64) -> u32 {
 
 /// Writes at most `most` moves to `moves`, the best first. `slots` is what each slot holds; `v` is the importance of each neuron, `[ffn]`.
 /// A resident with `stays(neuron)` is never replaced. A newcomer must exceed the resident's importance by more than `margin`, or 0 if the
-/// slot is free, and must not be `left_out(neuron)`. Who is on its way is no newcomer, and its slot is not taken from it.
+/// slot is free, and must not be `left_out(neuron)`. Neurons in flight are not candidates, and their slots are not evicted.
 #[allow(clippy::too_many_arguments)]
 pub fn choose(
     slots: &[Slot],
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn the_best_newcomer_takes_the_worst_place_and_pinned_ones_stay() {
         let v = [0.1, 0.9, 0.5, 0.8, 0.0, 0.7];
-        // Residents 0, 2, 4; 4 is pinned although nobody is less important.
+        // Residents 0, 2, 4; 4 is pinned although none is less important.
         assert_eq!(run(&[0, 2, 4], &v, 9, 0.0, &[4]), [to(0, 1), to(1, 3)]);
         assert_eq!(run(&[0, 2, 4], &v, 1, 0.0, &[]), [to(2, 1)]);
         assert_eq!(run(&[0, 2, 4], &v, 9, 0.65, &[]), [to(2, 1), to(0, 3)]);
@@ -170,7 +170,7 @@ mod tests {
     fn free_slots_go_first_and_slots_being_filled_are_left_alone() {
         let v = [0.1, 0.9, 0.5, 0.0];
         assert_eq!(run(&[0, FREE, FILLING], &v, 1, 0.0, &[]), [to(1, 1)]);
-        // Nobody comes who is worth nothing.
+        // Neurons of importance 0 get no slot.
         assert_eq!(run(&[FREE, FREE], &[0.0, 0.0], 2, 0.0, &[]), []);
     }
 
@@ -221,7 +221,7 @@ mod tests {
             prop_assert_eq!(moves, plainly(&slots, &v, most, margin, &stays, &left_out));
         }
 
-        /// Whatever lies where: as many residents as before, nobody twice, and with no margin the sum of importance is the largest
+        /// Whatever lies where: as many residents as before, none twice, and with no margin the sum of importance is the largest
         /// that so many moves can reach.
         #[test]
         fn no_other_moves_are_worth_more(seed in any::<u64>(), ffn in 2usize..9, most in 0usize..5) {

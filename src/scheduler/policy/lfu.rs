@@ -15,7 +15,7 @@ pub(super) const ENTRY: Entry = Entry {
 /// Tokens after which counts are halved: about the memory of the frequencies (0.96 a token), so that the two can be compared.
 const AGE: u32 = 32;
 /// A bound that no count reaches: a count is at most half of what it was before, plus [`AGE`].
-const MOST: f32 = 2.0 * AGE as f32;
+const MAX_COUNT: f32 = 2.0 * AGE as f32;
 
 #[derive(Clone)]
 struct Counts {
@@ -41,7 +41,7 @@ impl ChooseMoves for Lfu {
     }
 
     fn choose(&mut self, at: &LayerState<'_>, most: usize, scratch: &mut Scratch, moves: &mut Vec<Move>) {
-        let counts = self.layers[at.layer].of.iter().map(|&count| count as f32 / MOST);
+        let counts = self.layers[at.layer].of.iter().map(|&count| count as f32 / MAX_COUNT);
         replace_least(at, most, counts, &mut scratch.worth, &mut scratch.lists, moves);
     }
 }
@@ -63,7 +63,7 @@ mod tests {
         // What has come has been computed once, on the CPU or here, and goes before what was computed twice.
         story.token(&[5]);
         assert_eq!(story.needs(&[6]), [0, 6, 2]);
-        // Who is needed stays, however seldom it was.
+        // A needed neuron stays, however seldom it was needed.
         assert_eq!(story.needs(&[6, 7]), [0, 6, 7]);
     }
 

@@ -7,7 +7,8 @@ pub mod greedy;
 
 use super::forecast::Forecast;
 use super::importance::importance;
-use crate::cache::Slot;
+use super::thresholds::MAX_MORE;
+use crate::cache::{PerTier, Slot};
 use crate::ids::StoreId;
 use crate::prng::Prng;
 use greedy::{Lists, Move};
@@ -194,8 +195,15 @@ pub struct Rules {
     pub margin: f32,
     /// Whether moving stops while it does not pay ([`super::gain`]).
     pub gain: bool,
+    /// Length of the link's queue, in times what the link carries during the layers of look-ahead. The paper's is 1, but what is decided while a
+    /// layer is computed is sent with the next: a queue of that length comes late for its layer.
+    pub window: f32,
     /// Whether device and CPU have thresholds of their own (E.4).
     pub thresholds: bool,
+    /// Neurons that a pair of thresholds may have computed beyond those of the single threshold, as a share of the layer's.
+    pub max_more: f64,
+    /// A pair of thresholds for all layers, instead of balancing them; for experiments.
+    pub pair: Option<PerTier<f32>>,
     /// The numbers are of clusters of neurons, the experts of a mixture: few, each large, and exactly so many for a token. What they are
     /// worth is then forecast ([`super::forecast`]).
     pub clusters: bool,
@@ -204,15 +212,19 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The paper's whole scheduler.
+    /// The paper's whole scheduler. Its constants are those of the least time over recorded and made-up traces
+    /// (runs/2026-11-27-real-traces/sweep.csv).
     pub const PAPER: Rules = Rules {
         moves: true,
-        lambda: 2.0,
+        lambda: 8.0,
         pinned: 0.7,
         decay: 0.96,
         margin: 0.1,
         gain: true,
+        window: 0.5,
         thresholds: true,
+        max_more: MAX_MORE,
+        pair: None,
         clusters: false,
         on_demand: false,
     };
@@ -226,14 +238,16 @@ impl Rules {
             clusters: true,
             lambda: if self.lambda > 0.0 { STAYS } else { 0.0 },
             pinned: f32::INFINITY,
+            // Not swept for clusters.
+            window: 1.0,
             thresholds: false,
             ..self
         }
     }
 
-    /// The same policy where what is needed is read when it is needed, from a disk, and the question is only who stays. A newcomer has cost its
-    /// read already, so that its coming use counts as one more in its frequency, 1 / (1 - decay) being lambda, and no more: with the
-    /// paper's 2 nearly every neuron that was read displaced another one (runs/2026-11-25-who-stays).
+    /// The same policy where needed neurons are read from a disk on demand, and the only question is which ones to keep. The read of a newcomer
+    /// is paid already, so its use counts as one more in its frequency (lambda is 1 / (1 - decay)) and no more: with the paper's 2 nearly
+    /// every neuron that was read displaced another one.
     pub fn on_demand(self) -> Rules {
         let (lambda, margin) = if self.lambda > 0.0 { (1.0 / (1.0 - self.decay), 0.3) } else { (0.0, self.margin) };
         Rules { on_demand: true, gain: false, thresholds: false, lambda, margin, ..self }
@@ -281,7 +295,9 @@ impl ChooseMoves for ByImportance {
         let stays = |n: StoreId| !crowded && frequent(n) || needed(n);
         let left_out = |n: StoreId| rules.on_demand && !needed(n);
         importance(at.probabilities, f, rules.lambda, &mut scratch.worth);
-        greedy::choose(at.slots, &scratch.worth, most, rules.margin, stays, left_out, &mut scratch.lists, moves);
+        // A move must win more than it costs.
+        let margin = rules.margin + at.move_cost;
+        greedy::choose(at.slots, &scratch.worth, most, margin, stays, left_out, &mut scratch.lists, moves);
     }
 }
 
@@ -391,8 +407,13 @@ mod tests {
     use super::testing::slots;
     use super::*;
 
-    /// Who comes to the slot of neuron 0, which is not needed now, where neuron 1 is needed: frequencies of both.
+    /// Whether neuron 1, which is needed, gets the slot of neuron 0, which is not needed now; `frequencies` of both.
     fn comes(rules: &Rules, frequencies: [f32; 2]) -> bool {
+        comes_at(rules, frequencies, 0.0)
+    }
+
+    /// The same where a move costs something.
+    fn comes_at(rules: &Rules, frequencies: [f32; 2], move_cost: f32) -> bool {
         let slots = slots(&[0]);
         let (mut scratch, mut moves) = (Scratch::new(2, 1), Vec::new());
         let at = LayerState {
@@ -402,7 +423,7 @@ mod tests {
             frequencies: &frequencies,
             last: &[0, 0],
             token: 1,
-            move_cost: 0.0,
+            move_cost,
             rules,
         };
         Policy::Full.start(1, 2, rules).choose(&at, usize::MAX, &mut scratch, &mut moves);
@@ -410,12 +431,19 @@ mod tests {
     }
 
     #[test]
+    fn a_move_must_win_more_than_it_costs() {
+        let rules = Rules { lambda: 2.0, margin: 0.1, ..Rules::PAPER };
+        // It wins the coming use, and two tokens of a frequency that is lower by 0.1.
+        assert!(comes_at(&rules, [0.1, 0.0], 0.6) && !comes_at(&rules, [0.1, 0.0], 0.75));
+    }
+
+    #[test]
     fn on_demand_one_use_does_not_displace_who_is_used_often_and_more_uses_do() {
         let (paper, on_demand) = (Rules::PAPER, Rules::PAPER.on_demand());
         // Before the device computes, the coming use is worth a move; from a disk it has been paid.
-        assert!(comes(&paper, [0.4, 0.0]) && !comes(&on_demand, [0.4, 0.0]));
+        assert!(comes(&paper, [0.1, 0.0]) && !comes(&on_demand, [0.1, 0.0]));
         assert!(comes(&on_demand, [0.4, 0.38]) && !comes(&on_demand, [0.4, 0.36]));
-        // Who is not needed does not come, however frequent.
+        // A neuron that is not needed gets no slot, however frequent it is.
         let slots = slots(&[0]);
         let (mut scratch, mut moves) = (Scratch::new(2, 1), Vec::new());
         let at = LayerState {

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(shown(&queue), "0 1 >3 4 5 6*");
         queue.follow(&slots(&[0, 1, 7, 3, 4, 5, 6]));
         assert_eq!(shown(&queue), "0 1 >3 4 5 6* 7");
-        // 0 is computed again and nobody looks; for 8 the hand goes on from where it was.
+        // 0 is computed again and the hand does not pass it; for 8 the hand goes on from where it was.
         queue.visited[0] = true;
         assert_eq!(queue.evict(|_| false), Some(SlotId(3)));
         queue.follow(&slots(&[0, 1, 7, 8, 4, 5, 6]));

@@ -1,9 +1,9 @@
 //! PowerInfer-2's cache (section 4.2): two queues, active and inactive, both in the order in which their neurons were computed last. A neuron
 //! joins the inactive queue when it has come, and the active one when it is computed again. Where the active queue has more than 90 % of
-//! the slots, its oldest go back to the inactive queue. Who is evicted is the oldest of the inactive queue.
+//! the slots, its oldest go back to the inactive queue. The oldest of the inactive queue is evicted.
 //!
-//! Particular to this cache: who the coming use needs is passed over, and where the inactive queue has no other the oldest of the active one
-//! goes.
+//! Particular to this cache: neurons that the coming use needs are passed over, and where the inactive queue has no other, the oldest of the
+//! active one is evicted.
 
 use super::greedy::Move;
 use super::{ChooseMoves, Entry, LayerState, Rules, Scratch};
@@ -95,7 +95,7 @@ impl Queues {
         self.active += usize::from(queue == Queue::Active);
     }
 
-    /// Follows the slots: who has left is in no queue, and who has come is in the inactive one, before all that were used.
+    /// Follows the slots: evicted neurons leave their queue, and new ones join the inactive one, before all that were used.
     fn follow(&mut self, slots: &[Slot]) {
         self.looks = self.looks.wrapping_add(1);
         // Of those that come together the one in the first slot is the oldest.
@@ -168,7 +168,7 @@ mod tests {
         story.token(&[2, 3]);
         assert_eq!(story.needs(&[5]), [0, 1, 5, 3]);
         assert_eq!(story.needs(&[6, 5]), [0, 1, 5, 6]);
-        // Nobody is left in the inactive queue who is not needed: the oldest of the active one goes.
+        // All in the inactive queue are needed: the oldest of the active one is evicted.
         assert_eq!(story.needs(&[5, 6, 7]), [7, 1, 5, 6]);
     }
 

@@ -1,5 +1,5 @@
 //! `/ui`: a page on which a person watches the daemon and changes the device's budget. Off unless `serve.ui` is set; it needs nothing from
-//! elsewhere. Over the port a browser asks for user and password: the password is the token, the user's name anything.
+//! elsewhere. Over TCP a browser asks its user for a name and a password: the password is the token, the name is ignored.
 
 use super::common::{answer, body, client, is_steered_by};
 use super::connection::Peer;
@@ -28,13 +28,13 @@ pub fn is_ui(path: &str) -> bool {
     path == "/ui" || path.starts_with("/ui/")
 }
 
-/// Whether a request for the page may come in, after it was checked whether its sender may.
+/// Whether a request for the page is allowed, after its sender was checked.
 ///
 /// # Errors
 /// 404 where the page is off; 403 for a change that another page may have asked a browser for.
 pub fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     if !daemon.settings().switch("serve.ui") {
-        return Err(ApiError::new(404, "there is no page here: serve.ui is off; `dynamicinfer serve --ui` has one"));
+        return Err(ApiError::new(404, "the page is off; turn it on with serve.ui, or `dynamicinfer serve --ui`"));
     }
     if !request.method().is_safe() && !request.headers().contains_key(MARK) {
         return Err(ApiError::new(403, format!("a change from the page carries the header {MARK}")));
@@ -42,7 +42,7 @@ pub fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether the page that sends a request came from this daemon: a browser names the sender of every change.
+/// Whether the page that sends a request is this daemon's: a browser names the sender of every change.
 pub fn is_own_origin(headers: &HeaderMap) -> bool {
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let origin = text(header::ORIGIN).and_then(|origin| origin.strip_prefix("http://"));
@@ -56,7 +56,7 @@ pub fn password(headers: &HeaderMap) -> Option<String> {
     Some(text.split_once(':')?.1.to_owned())
 }
 
-/// The bytes that a base64 text (RFC 4648) stands for; `None` for what is none.
+/// The bytes of a base64 text (RFC 4648); `None` for any other text.
 fn from_base64(text: &str) -> Option<Vec<u8>> {
     let text = text.as_bytes();
     let digits = text.iter().rposition(|&b| b != b'=').map_or(0, |at| at + 1);
@@ -121,7 +121,7 @@ pub async fn set(State(daemon): State<Arc<Daemon>>, request: Request) -> Respons
     answer(async { control::set_budget(&daemon, client, &body(&daemon, request).await?).await }.await)
 }
 
-/// What the page shows: counters and gauges, which the engine's thread need not be asked for.
+/// The figures of the page: counters and gauges, which need no answer of the engine's thread.
 fn state(daemon: &Daemon, peer: Option<&Peer>) -> Value {
     let common = |state: &str| {
         json!({

@@ -67,7 +67,7 @@ function show(s) {
   say('memory', s.device ? `${bytes(s.used_bytes)} of ${bytes(s.budget_bytes)} used` : 'there is no device');
   if (!typed && document.activeElement !== by('budget')) by('budget').value = (s.budget_bytes / 2 ** 20).toFixed(2);
   by('budget').disabled = by('change').querySelector('button').disabled = !s.may_steer;
-  if (!s.may_steer) say('said', 'The budget is not changed from here: serve.steering says who may.');
+  if (!s.may_steer) say('said', 'The budget cannot be changed from this page: the setting serve.steering names the clients that may.');
 }
 
 function live(is, why) {

@@ -19,8 +19,8 @@
 #endif
 
 // What kernels see as their dynamic shared memory: the most that any card gives a block, and a guard behind it.
-constexpr size_t MOST_SHARED = 232448, GUARD = 64;
-alignas(128) thread_local unsigned char dynamic_shared[MOST_SHARED + GUARD];
+constexpr size_t MAX_SHARED = 232448, GUARD = 64;
+alignas(128) thread_local unsigned char dynamic_shared[MAX_SHARED + GUARD];
 
 namespace cuda_on_cpu {
 
@@ -28,7 +28,7 @@ thread_local uint3 thread_index, block_index, block_size, grid_size;
 
 namespace {
 
-constexpr unsigned WARP = 32, MOST_THREADS = 1024;
+constexpr unsigned WARP = 32, MAX_THREADS = 1024;
 // Kernels keep little on their stacks; C's mathematics and printing need some.
 constexpr size_t STACK = 64 << 10, PAGE = 4096;
 // Neither a number that passes unnoticed (NaN as f32 and f16) nor an index that does.
@@ -127,11 +127,11 @@ class Stacks {
             return;
         }
         void *fresh =
-            mmap(nullptr, MOST_THREADS * EACH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            mmap(nullptr, MAX_THREADS * EACH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (fresh == MAP_FAILED) throw std::bad_alloc();
         map = static_cast<char *>(fresh);
         // A stack grows down into a page that nobody may touch.
-        for (unsigned i = 0; i < MOST_THREADS; i++) mprotect(map + i * EACH, PAGE, PROT_NONE);
+        for (unsigned i = 0; i < MAX_THREADS; i++) mprotect(map + i * EACH, PAGE, PROT_NONE);
     }
     ~Stacks() {
         std::lock_guard<std::mutex> guard(lock);
@@ -418,8 +418,8 @@ extern "C" int cuda_on_cpu_launch(const Kernel *kernel, const unsigned grid[3], 
     launch.room = room;
     uint64_t size = uint64_t(block[0]) * block[1] * block[2], blocks = uint64_t(grid[0]) * grid[1] * grid[2];
     // The driver's own limits.
-    if (size == 0 || size > MOST_THREADS || blocks == 0 || grid[0] > 0x7fffffff || grid[1] > 65535 || grid[2] > 65535 ||
-        shared > MOST_SHARED) {
+    if (size == 0 || size > MAX_THREADS || blocks == 0 || grid[0] > 0x7fffffff || grid[1] > 65535 || grid[2] > 65535 ||
+        shared > MAX_SHARED) {
         snprintf(message, room, "%s: no card runs a grid of %u x %u x %u blocks of %u x %u x %u threads with %zu bytes",
                  kernel->name, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared);
         return 1;

@@ -162,7 +162,7 @@ fn scheduler(engine: &Engine, policy: Policy) -> Background {
     let setting = BackgroundOptions {
         policy,
         // Whether moving pays is not the question here.
-        tune: |rules| Rules { gain: false, ..rules },
+        tune: Arc::new(|rules| Rules { gain: false, ..rules }),
         weight: LossWeight::Probability,
         ahead: 1,
         sequences: 1,

@@ -101,7 +101,7 @@ macro_rules! by_type {
         }
 
         /// As `fewest_codes` of the kernels.
-        pub(in crate::cpu) const FEWEST_CODES: [usize; Quant::COUNT] = {
+        pub(in crate::cpu) const MIN_CODES: [usize; Quant::COUNT] = {
             let mut all = [usize::MAX; Quant::COUNT];
             all[Quant::Q4.index()] = 12;
             all[Quant::Q8.index()] = 24;

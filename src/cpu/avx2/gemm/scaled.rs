@@ -7,7 +7,7 @@
 use crate::cpu::arch::*;
 use crate::cpu::avx2::blocks::source::{SLOTS, Source};
 use crate::cpu::avx2::prefetch;
-use crate::cpu::gemm::{MOST_NUMBER, MOST_SHARE, SCALED_LANES as WIDE, SCALED_ROWS as ROWS};
+use crate::cpu::gemm::{MAX_NUMBER, MAX_SHARE, SCALED_LANES as WIDE, SCALED_ROWS as ROWS};
 use crate::formats::blocks;
 use crate::formats::rows::{GROUP, PACK};
 use std::mem::MaybeUninit;
@@ -30,7 +30,7 @@ const PARTS: usize = GROUP / LANES;
 struct Block {
     /// Codes by group, four rows and quarter of the group: number i of the quarter in lane i.
     codes: [[[__m256i; PARTS]; ROWS / TOGETHER]; PACK / GROUP],
-    /// By row, the scale of each group as a share of `tops`, times [`MOST_SHARE`].
+    /// By row, the scale of each group as a share of `tops`, times [`MAX_SHARE`].
     shares: [[i16; PACK / GROUP]; ROWS],
     /// By row, the largest of the scales.
     tops: [f32; ROWS],
@@ -41,7 +41,7 @@ struct Block {
 /// Up to 32 columns.
 #[repr(C, align(64))]
 struct Rounded {
-    /// By row, its number of each column times the row's largest scale, in steps of which [`MOST_NUMBER`] make the column's largest. In each 16 columns
+    /// By row, its number of each column times the row's largest scale, in steps of which [`MAX_NUMBER`] make the column's largest. In each 16 columns
     /// they lie so that, turned into codes, they come in the order of columns.
     numbers: [[__m256i; WIDE / 16]; ROWS],
     /// What a column's sums are multiplied by.
@@ -216,7 +216,7 @@ unsafe fn open<R: Row>(rows: &[*const u8; TOGETHER], cols: usize, pack: usize, q
             let tops = _mm_max_ps(_mm256_castps256_ps128(tops), _mm256_extractf128_ps::<1>(tops));
             let tops = _mm_max_ps(tops, _mm_movehl_ps(tops, tops));
             let top = _mm_cvtss_f32(_mm_max_ss(tops, _mm_movehdup_ps(tops)));
-            let inverse = _mm256_set1_ps(if top > 0.0 { MOST_SHARE / top } else { 0.0 });
+            let inverse = _mm256_set1_ps(if top > 0.0 { MAX_SHARE / top } else { 0.0 });
             let low = _mm256_cvtps_epi32(_mm256_mul_ps(scales[0], inverse));
             let high = _mm256_cvtps_epi32(_mm256_mul_ps(scales[1], inverse));
             let shares = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(low, high));
@@ -288,7 +288,7 @@ unsafe fn take(x: *const f32, lanes: usize, block: &Block, to: *mut Rounded) {
                     top = _mm256_max_ps(top, abs(number(k, half)));
                 }
                 let some = _mm256_cmp_ps::<_CMP_GT_OQ>(top, _mm256_setzero_ps());
-                inverse[half] = _mm256_and_ps(some, _mm256_div_ps(_mm256_set1_ps(MOST_NUMBER), top));
+                inverse[half] = _mm256_and_ps(some, _mm256_div_ps(_mm256_set1_ps(MAX_NUMBER), top));
                 let step = _mm256_mul_ps(top, _mm256_set1_ps(1.0 / 127.0));
                 _mm256_store_ps((&raw mut (*to).steps).cast::<f32>().add(part * 16 + half * LANES), step);
             }

@@ -40,7 +40,7 @@ const LANES: usize = 16;
 const FEW_PANELS: usize = 3;
 
 /// Most lines of a strip's next piece: those of [`DEPTH`] numbers in eight bits with their scales.
-const MOST_LINES: usize = HIGH * LANES * 10;
+const MAX_LINES: usize = HIGH * LANES * 10;
 
 /// As [`gemm::fill`].
 #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
@@ -91,7 +91,7 @@ macro_rules! by_type {
         };
 
         /// As `fewest_codes` of the kernels.
-        pub(super) const FEWEST_CODES: [usize; Quant::COUNT] = {
+        pub(super) const MIN_CODES: [usize; Quant::COUNT] = {
             let mut all = [9; Quant::COUNT];
             $(all[Quant::Block(BlockType::$name).index()] = $fewest;)*
             all
@@ -134,7 +134,7 @@ unsafe fn strip<T: Source>(
 ) {
     let mut panel: MaybeUninit<Panel> = MaybeUninit::uninit();
     let mut sums: Waiting<Sums> = MaybeUninit::uninit();
-    let mut lines = [std::ptr::null(); MOST_LINES];
+    let mut lines = [std::ptr::null(); MAX_LINES];
     let (here, later) = rows[first..].split_at((rows.len() - first).min(HIGH * LANES));
     let tiles = const { tile::tiles(source::kind::<T>()) }[here.len().div_ceil(LANES) - 1];
     for start in (0..x.cols).step_by(DEPTH) {

@@ -12,7 +12,7 @@ use super::LANES;
 use crate::cpu::arch::*;
 use crate::cpu::avx512::blocks::{Unpack, scales_of_k};
 use crate::cpu::avx512::prefetch;
-use crate::cpu::gemm::{MOST_NUMBER, MOST_SHARE, SCALED_LANES as WIDE, SCALED_ROWS as ROWS};
+use crate::cpu::gemm::{MAX_NUMBER, MAX_SHARE, SCALED_LANES as WIDE, SCALED_ROWS as ROWS};
 use crate::formats::blocks;
 use crate::formats::rows::{GROUP, PACK};
 use std::mem::MaybeUninit;
@@ -29,7 +29,7 @@ const WIDTH: usize = 6;
 struct Block {
     /// Unsigned codes by group, four rows and half of the group: number i of the half in lane i.
     codes: [[[__m512i; 2]; ROWS / TOGETHER]; PACK / GROUP],
-    /// By row, the scale of each group as a share of `tops`, times [`MOST_SHARE`].
+    /// By row, the scale of each group as a share of `tops`, times [`MAX_SHARE`].
     shares: [[i16; PACK / GROUP]; ROWS],
     /// By row, the largest of the scales.
     tops: [f32; ROWS],
@@ -40,7 +40,7 @@ struct Block {
 /// Up to 32 columns.
 #[repr(C, align(64))]
 struct Rounded {
-    /// By row, its number of each column times the row's largest scale, in steps of which [`MOST_NUMBER`] make the column's largest. In each
+    /// By row, its number of each column times the row's largest scale, in steps of which [`MAX_NUMBER`] make the column's largest. In each
     /// 128 bits are four of the first 16 columns and four of the others: turned into codes, they lie in the order of columns.
     numbers: [__m512i; ROWS],
     /// What a column's sums are multiplied by.
@@ -213,7 +213,7 @@ unsafe fn open<R: Row>(rows: &[*const u8; TOGETHER], cols: usize, pack: usize, q
         for r in 0..TOGETHER {
             let [scales, mins] = R::scales(rows[r], cols, pack);
             let top = _mm512_reduce_max_ps(_mm512_abs_ps(scales));
-            let inverse = if top > 0.0 { MOST_SHARE / top } else { 0.0 };
+            let inverse = if top > 0.0 { MAX_SHARE / top } else { 0.0 };
             let shares = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(scales, _mm512_set1_ps(inverse))));
             _mm256_storeu_si256((&raw mut (*block).shares[q * TOGETHER + r]).cast(), shares);
             (*block).tops[q * TOGETHER + r] = top;
@@ -286,7 +286,7 @@ unsafe fn take(x: *const f32, lanes: usize, block: &Block, to: *mut Rounded) {
                 top = _mm512_max_ps(top, _mm512_abs_ps(number(k, half)));
             }
             let some = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(top, zero);
-            inverse[half] = _mm512_maskz_div_ps(some, _mm512_set1_ps(MOST_NUMBER), top);
+            inverse[half] = _mm512_maskz_div_ps(some, _mm512_set1_ps(MAX_NUMBER), top);
             let step = _mm512_mul_ps(top, _mm512_set1_ps(1.0 / 127.0));
             _mm512_store_ps((&raw mut (*to).steps).cast::<f32>().add(half * LANES), step);
         }
