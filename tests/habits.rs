@@ -331,7 +331,7 @@ fn a_verb_or_an_option_of_the_other_program_is_named() {
         &["--device", "virtual", "--ffn-share", "0.5", "--machine", "demo-pc", "--barrier", "--placement", "random"],
     ]
     .concat());
-    assert!(code == 0 && out.contains("tokens_per_s"), "{code} {err}");
+    assert!(code == 0 && out.contains("avg_ts"), "{code} {err}");
     let (_, help, _) = lab(&["bench", "--help"]);
     assert!(help.contains("--barrier") && help.contains("static (the plan's), random, none"), "{help}");
     assert_eq!(lab(&["completions", "man", "pages"]).0, 0);

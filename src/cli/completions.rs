@@ -4,7 +4,7 @@ use clap::Command;
 use clap_complete::Shell;
 use std::path::{Path, PathBuf};
 
-/// Print a completion script for your shell, or write the man pages
+/// Print a shell completion script, or write the man pages
 ///
 /// bash: dynamicinfer completions bash > ~/.local/share/bash-completion/completions/dynamicinfer
 ///
