@@ -94,8 +94,7 @@ pub fn command() -> Command {
     let (first, all) = (first_page(&command), verbs(&command, &VERBS));
     let options = heading("Options");
     let all = format!(
-        "{all}\n{options}  -h, --help        Print the first page\n  \
-               --help-all    Print this page\n  -V, --version     Print the version\n\n{}",
+        "{all}\n{options}  -h, --help       Print the first page\n      --help-all   Print this page\n  -V, --version    Print the version\n\n{}",
         super::EXAMPLES
     );
     let command = with_help(command).after_help(first).after_long_help(all);
@@ -157,10 +156,10 @@ fn under_its_heading(option: Arg) -> Arg {
 
 const HELP_ALL: &str = "help_all";
 
-/// Verbs with their options in groups.
+/// Verbs with their options in groups. [`typed`] has the verb `help`.
 fn with_pages(command: Command) -> Command {
     let program = command.get_name().to_owned();
-    command.mut_subcommands(|verb| match RUN_A_MODEL.contains(&verb.get_name()) {
+    command.disable_help_subcommand(true).mut_subcommands(|verb| match RUN_A_MODEL.contains(&verb.get_name()) {
         true => with_two_pages(&program, verb.mut_args(under_its_heading)),
         false => with_two_pages(&program, verb),
     })
