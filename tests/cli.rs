@@ -103,7 +103,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["run", "no\x1b[31mthing", "x"], r"there is no model at 'no\u{1b}[31mthing'"),
         (&["run", &model, "x", "--temp", "nan"], "--temperature is NaN; it must be a number from -1 to 100"),
         (&["run", &model, "x", "--temp", "1e9"], "--temperature is 1000000000"),
-        (&["run", &model, "x", "--temp", "warm"], "invalid value 'warm' for '--temp <TEMP>'"),
+        (&["run", &model, "x", "--temp", "warm"], "invalid value 'warm' for '--temp <T>'"),
         (&["run", &model, "x", "--temperature", "-2"], "--temperature is -2; it must be a number from -1 to 100"),
         (&["run", &model, "x", "--top-p", "1.5"], "--top-p is 1.5; it must be a number from 0 to 1"),
         (&["run", &model, "x", "--min-p", "-0.1"], "--min-p is -0.1"),
@@ -235,7 +235,7 @@ fn bad_files_are_5_and_what_cannot_be_read_is_1() {
         (
             &["eval", &model, "--token-ids", &bad("ids.json", b"[1, 2]"), "--logits", "nowhere/x"],
             1,
-            "--logits nowhere/x: there is no folder nowhere",
+            "--logits nowhere/x: the folder nowhere does not exist; create it first",
         ),
     ];
     for (args, code, want) in cases {

@@ -64,9 +64,9 @@ fn tokens() -> Vec<u32> {
     (0..TOKENS as u32).map(|i| 5 + i * 37 % 90).collect()
 }
 
-/// Whether moving pays and thresholds are questions of time, of which each has its own.
+/// Whether moving pays, what a move costs and thresholds are questions of time, of which each has its own.
 fn timeless(rules: Rules) -> Rules {
-    Rules { gain: false, thresholds: false, ..rules }
+    Rules { gain: false, thresholds: false, move_cost: Some(0.0), ..rules }
 }
 
 /// The scheduler's thread, waited for after every observation; says which moves the cache began since the observation before.

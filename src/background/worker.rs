@@ -56,7 +56,6 @@ impl Worker {
             placed: options.placed,
             thresholds: options.thresholds.iter().map(|own| own.as_ref().map(|(own, _)| *own)).collect(),
             link_gb_s: options.link_gb_s,
-            move_cost: None,
             seed: 1,
         });
         Worker {

@@ -168,10 +168,16 @@ fn with_pages(command: Command) -> Command {
 /// A verb with options that `--help` leaves out gets `--help-all`, and says so at the end.
 fn with_two_pages(program: &str, verb: Command) -> Command {
     if !verb.get_arguments().any(Arg::is_hide_short_help_set) {
-        return verb;
+        return with_one_page(verb);
     }
     let more = format!("More options: {program} {} --help-all", verb.get_name());
     with_help(verb).after_help(more)
+}
+
+/// A verb, and the verbs below it, with `--help`: clap leaves it out below a command that has its own.
+fn with_one_page(verb: Command) -> Command {
+    let help = Arg::new("help").short('h').long("help").action(ArgAction::Help).help("Print help");
+    verb.disable_help_flag(true).arg(help).mut_subcommands(with_one_page)
 }
 
 /// `--help` for the short page and `--help-all` for the long one.

@@ -179,7 +179,7 @@ fn start<'a>(trace: &'a TraceFile, setting: &ReplayOptions) -> TraceRun<'a> {
     let scheduling = scheduler::SchedulerOptions {
         policy: setting.policy,
         // A layer takes as long wherever its neurons are: there is no time to see that moves lose.
-        rules: Rules { gain: false, ..setting.rules },
+        rules: Rules { gain: false, move_cost: Some(setting.cost), ..setting.rules },
         loss: LossWeight::Probability,
         ahead: h.ahead.clamp(1, h.layers),
         predicts: true,
@@ -189,7 +189,6 @@ fn start<'a>(trace: &'a TraceFile, setting: &ReplayOptions) -> TraceRun<'a> {
         placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
         thresholds: setting.thresholds.iter().map(|&own| setting.stage.map(|_| own)).collect(),
         link_gb_s: gb_s,
-        move_cost: Some(setting.cost),
         seed: setting.seed,
     };
     // Experts are large enough to be sent one by one.

@@ -36,9 +36,6 @@ pub struct SchedulerOptions {
     pub thresholds: Vec<Option<f32>>,
     /// The link's rate until it has been measured, GB/s.
     pub link_gb_s: f64,
-    /// What a move costs, in neurons that the CPU could compute meanwhile; `None` for the measured share of the time in which the CPU reads
-    /// memory.
-    pub move_cost: Option<f64>,
     /// Seed of policies that draw random numbers.
     pub seed: u64,
 }
@@ -132,7 +129,6 @@ pub struct Scheduler {
     ahead: usize,
     predicts: bool,
     block_bytes: u64,
-    move_cost: Option<f64>,
     window: Window,
     rates: Rates,
     rates_log: RatesLog,
@@ -170,7 +166,6 @@ impl Scheduler {
             ahead,
             predicts: setting.predicts,
             block_bytes: setting.block_bytes as u64,
-            move_cost: setting.move_cost,
             // Until rates are known, nothing is put on the link.
             window: Window::new(0.0, ahead, setting.rules.window),
             rates: Rates::new(setting.link_gb_s, layers),
@@ -261,7 +256,7 @@ impl Scheduler {
 
     /// What a move costs in hits.
     fn cost(&self) -> f64 {
-        let share = self.move_cost.unwrap_or(self.rates.cpu_share());
+        let share = self.rules.move_cost.unwrap_or(self.rates.cpu_share());
         if self.rules.clusters { CLUSTER_COST * share } else { share }
     }
 

@@ -282,8 +282,11 @@ impl<'a> Simulation<'a> {
         let scale = Scale::of(setting, h.layers, h.ffn);
         let scheduling = scheduler::SchedulerOptions {
             policy: setting.policy,
-            // Where copies take nothing from the CPU, there is nothing that moves could lose.
-            rules: Rules { gain: setting.rules.gain && setting.contention, ..setting.rules },
+            // Where copies take nothing from the CPU, moves are free, and there is nothing that they could lose.
+            rules: match setting.contention {
+                true => setting.rules,
+                false => Rules { gain: false, move_cost: Some(0.0), ..setting.rules },
+            },
             loss: LossWeight::Probability,
             ahead: h.ahead.clamp(1, h.layers),
             predicts: true,
@@ -293,8 +296,6 @@ impl<'a> Simulation<'a> {
             placed: setting.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
             thresholds: setting.thresholds.iter().copied().map(Some).collect(),
             link_gb_s: m.link_gb_s,
-            // Where copies take nothing from the CPU, moves are free.
-            move_cost: if setting.contention { None } else { Some(0.0) },
             seed: setting.seed,
         };
         let (apart, each) = match setting.calls {

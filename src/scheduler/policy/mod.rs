@@ -204,6 +204,9 @@ pub struct Rules {
     pub max_more: f64,
     /// A pair of thresholds for all layers, instead of balancing them; for experiments.
     pub pair: Option<PerTier<f32>>,
+    /// What a move costs, in neurons that the CPU could compute meanwhile; `None` for the measured share of the time in which the CPU reads
+    /// memory.
+    pub move_cost: Option<f64>,
     /// The numbers are of clusters of neurons, the experts of a mixture: few, each large, and exactly so many for a token. What they are
     /// worth is then forecast ([`super::forecast`]).
     pub clusters: bool,
@@ -225,6 +228,7 @@ impl Rules {
         thresholds: true,
         max_more: MAX_MORE,
         pair: None,
+        move_cost: None,
         clusters: false,
         on_demand: false,
     };
