@@ -69,7 +69,7 @@ fn ctrl_c_ends_a_bench_at_once_and_what_it_has_measured_is_printed() {
     let (out, said) = stopped(dir.path(), &args, "measuring: 10 %");
     assert_eq!(out.lines().count(), 2, "{out}");
     assert!(out.lines().nth(1).unwrap().contains("\"tg4\""), "{out}");
-    assert!(said.contains("1 rows were measured before it was stopped"), "{said}");
+    assert!(said.contains("stopped after 1 measured row\n"), "{said}");
 }
 
 #[test]

@@ -536,7 +536,7 @@ fn a_profile_is_made_and_a_mix_packed_by_it_and_shown() {
     std::fs::write(place.0.path().join("a.txt"), text).unwrap();
     let old: PathBuf = root().join("profiles/models/demo/activation.profile");
     let old = old.to_str().unwrap();
-    let why = "the profile does not say what matrices read; count them with `dynamicinfer profile MODEL --text FILE -o PROFILE`";
+    let why = "the profile has no statistics of the matrices' inputs; make it with `dynamicinfer profile MODEL --text FILE -o PROFILE`";
     place.refused(&["pack", "demo", "--quant", "q4_k_m", "--importance", old], 2, why);
     place.done(&["profile", "demo", "--text", "a.txt", "--fresh", "-o", "a.profile"]);
     let pack = ["pack", "demo", "--quant", "Q4_K_M", "--importance", "a.profile"];

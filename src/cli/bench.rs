@@ -145,7 +145,8 @@ fn print_so_far(rows: &[Row], output: Output) {
     if !rows.is_empty() {
         // A failure to write cannot be reported anywhere any more.
         let _ = print(rows, output);
-        eprintln!("stopped after {} measured rows", rows.len());
+        let s = if rows.len() == 1 { "" } else { "s" };
+        eprintln!("stopped after {} measured row{s}", rows.len());
     }
 }
 
