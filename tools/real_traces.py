@@ -334,7 +334,8 @@ def caps(runner, table, name, part, words, residencies):
             said = [word for option, value in zip(("max-more", "theta-gpu", "theta-cpu"), kind[1:]) if value != "" for word in (f"--{option}", value)]
             run = ["replay", *words, "--balance", "--ffn-share", residency, "--link", CENTRE[1], "--policy", kind[0], *said, "--no-bound", "--json"]
             row = json.loads(runner.run(f"cap {' '.join(map(str, key.values()))}", *run))["rows"][0]
-            table.add(**key, on_device=round(row["gpu_share"], 5), **{**{column: row[column] for column in CAPPED if column in row}, "balanced_us": round(row["balanced_us"], 3)})
+            counts = {column: row[column] for column in CAPPED if column in row and column not in key}
+            table.add(**key, on_device=round(row["gpu_share"], 5), **{**counts, "balanced_us": round(row["balanced_us"], 3)})
 
 
 def capped(runner, table, each, others, paths):
@@ -436,9 +437,10 @@ def tables(out):
     kinds = sorted({(row["sparsity"], int(row["tokens"])) for row in rows}, key=lambda kind: (kind[0] != str(SPARSITY), kind))
     for row in rows:
         # What a layer of 7B takes in which the same share of the neurons is the CPU's.
-        row["h200_7b_us"] = seven(row, "h200", NEURONS[row["model"]])
+        row.update({f"{costs}_7b_us": seven(row, costs, NEURONS[row["model"]]) for costs in COSTS})
     for title, column, scale in (("Active neurons on the device, %", "on_device", 100), ("Time of a layer by the H200's costs, us", "h200_layer_us", 1),
-                                 ("The same for a layer of 11008 neurons, us", "h200_7b_us", 1), ("Time of a layer by a desktop's costs, us", "pc_layer_us", 1)):
+                                 ("The same for a layer of 11008 neurons, us", "h200_7b_us", 1), ("Time of a layer by a desktop's costs, us", "pc_layer_us", 1),
+                                 ("The same for a layer of 11008 neurons, us", "pc_7b_us", 1)):
         for sparsity, tokens in kinds:
             said += ["", f"### {title}: sparsity {float(sparsity):.0%}, {tokens} tokens", ""]
             said += ["| model | text | in VRAM | link | " + " | ".join(name for *_, name in named) + " | full closes |", "|" + "---|" * (len(named) + 5)]
@@ -447,11 +449,43 @@ def tables(out):
                                                        key=lambda key: (key[0], key[1], float(key[2]), float(key[3]))):
                 fixed = {"model": model, "text": text, "tokens": str(tokens), "sparsity": sparsity, "residency": residency}
                 values = list(cells(fixed, link, column))
-                profiled, full, best = values[1], values[-2], values[-1]
+                # By the desktop's costs full knows what a move costs.
+                by_name = dict(zip((name for *_, name in named), values))
+                profiled, full, best = values[1], by_name["costly" if column.startswith("pc") else "full"], values[-1]
                 closes = f"{(full - profiled) / (best - profiled):.0%}" if None not in (profiled, full, best) and best != profiled else "-"
                 shown = ["-" if value is None else f"{scale * value:.1f}" for value in values]
                 said.append(f"| {model} | {text} | {float(residency):.0%} | {link} % | " + " | ".join(shown) + f" | {closes} |")
-    return "\n".join(said) + "\n"
+    return "\n".join(summary(rows) + said) + "\n"
+
+
+def summary(rows):
+    """Time that full and others gain on the profiled static placement: the worst row and the best, and which part of the gap to the bound full closes."""
+    def of(row, policy, placement):
+        same = ["model", "text", "tokens", "sparsity", "residency"] + (["link"] if policy != "static" else [])
+        return next((other for other in rows if (other["policy"], other["placement"]) == (policy, placement) and all(other[name] == row[name] for name in same)), None)
+
+    said = ["### Time beside the profiled static placement, %: worst and best row; part of the gap closed where it is 15 % or more", "",
+            "| costs | link | rows | paper's constants | full | this text's own static | bound | rows with such a gap | full closes |", "|" + "---|" * 9]
+    full = [row for row in rows if row["policy"] == "full"]
+    for costs in COSTS:
+        for part in ("layer", "7b"):
+            column = f"{costs}_{part}_us"
+            for link in sorted({row["link"] for row in full}, key=int):
+                gains, closed = {"paper": [], "full": [], "own": [], "bound": []}, []
+                here = [row for row in full if row["link"] == link]
+                for row in here:
+                    time = {"static": of(row, "static", "static"), "own": of(row, "static", "own"), "paper": of(row, "paper", "static"), "bound": of(row, "bound", "static"),
+                            "full": of(row, "costly", "static") if costs == "pc" else row}
+                    time = {name: float(found[column]) for name, found in time.items() if found}
+                    for name in gains:
+                        if name in time:
+                            gains[name].append(100 * (time["static"] / time[name] - 1))
+                    if "bound" in time and "full" in time and time["static"] / time["bound"] >= 1.15:
+                        closed.append((time["static"] - time["full"]) / (time["static"] - time["bound"]))
+                span = lambda values: f"{min(values):+.1f} to {max(values):+.1f}" if values else "-"
+                shut = f"{min(closed):.0%} to {max(closed):.0%}" if closed else "-"
+                said.append(f"| {column[:-3]} | {link} % | {len(here)} | {span(gains['paper'])} | {span(gains['full'])} | {span(gains['own'])} | {span(gains['bound'])} | {len(closed)} | {shut} |")
+    return said
 
 
 def main():
