@@ -56,6 +56,7 @@ CAUSES = {
     "look-ahead is never wrong": ["--foreseen"],
     "link without limit": ["--link", 100],
     "both": ["--foreseen", "--link", 100],
+    "both, lambda 2": ["--foreseen", "--link", 100, "--lambda", 2],
 }
 # The constants that are swept: the paper's, another queue, all of the others beside half of the queue, and no pins.
 CONSTANTS = ["lambda", "decay", "margin", "phi", "window"]

@@ -77,9 +77,9 @@ impl Histograms {
 
 /// Neurons that thresholds may have computed beyond those of the single threshold, as a share of the layer's.
 ///
-/// Chosen by the time of a layer on an H200 under the error bound (runs/2026-11-27-real-traces/cap.csv, made-up traces, 30 and 50 % of the neurons
-/// on the device): with 0.004 no pair is ever found; 0.02 saves 1.4 to 1.6 % of the time for a quarter more neurons on the device; 0.1 saves 0.1 %
-/// more; no limit 0.1 % more again, for three to four times the neurons.
+/// Chosen by the time of a layer on an H200 under the error bound (runs/2026-11-27-real-traces/cap.csv, made-up traces, 30 and 50 % of the
+/// neurons on the device): with 0.004 no pair is ever found; 0.02 saves 1.4 to 1.6 % of the time for a quarter more neurons on the device; 0.1
+/// saves less than 0.1 % more; no limit 0.1 % more again, for three to four times the neurons.
 pub const MAX_MORE: f64 = 0.02;
 
 /// The thresholds with which the slower part takes the least time, and which lose no more than threshold `base` for both (E.4.2) and have
