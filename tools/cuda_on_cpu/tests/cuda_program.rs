@@ -229,7 +229,7 @@ fn kernels_are_compiled_once_and_a_damaged_one_again() {
 fn gpu(machine: &Machine, environment: &[(&str, &str)]) -> String {
     let done = machine.program(&["doctor", "--verbose"], environment);
     assert_eq!(done.code, Some(0), "{}", done.said);
-    let mut lines = done.out.lines().skip_while(|line| !line.contains(" GPU "));
+    let mut lines = done.out.lines().skip_while(|line| line.split_whitespace().nth(1) != Some("GPU"));
     let found = lines.next().expect("a line about it");
     let details = lines.take_while(|line| line.starts_with("          "));
     let all = std::iter::once(found).chain(details).map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
