@@ -554,7 +554,7 @@ fn a_profile_is_made_and_a_mix_packed_by_it_and_shown() {
     let bits = shown["bits_per_weight"].as_f64().unwrap();
     // Rows of so few numbers are a third longer by what fills their last cache line: q4_k takes 6 bits, q6_k 8.
     assert!((6.0..8.0).contains(&bits), "{bits}");
-    let why = "f16 stores every number by itself, so there is nothing to weigh; leave it out";
+    let why = "f16 stores every number by itself and has nothing to weigh; leave it out";
     place.refused(&["pack", "demo", "--quant", "f16", "--importance", "a.profile", "-o", "x"], 2, why);
     place.refused(&["pack", "demo", "--importance", "a.profile"], 2, "--quant");
     let llama = root().join("tests/fixtures/models/llama");

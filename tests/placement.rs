@@ -628,7 +628,7 @@ fn a_model_is_planned_and_its_placement_checked() {
 
     let (code, out, err) = plan(&["--ffn-share", "0.5", "--json"]);
     assert_eq!(code, 0, "{err}");
-    assert!(err.contains("there is no activation profile for this model, so every neuron counts the same"), "{err}");
+    assert!(err.contains("this model has no activation profile, so every neuron counts the same"), "{err}");
     let json: Json = serde_json::from_str(&out).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
     let wanted = "budget_bytes total_bytes min_bytes without_neurons_bytes full_bytes parts layers streamed_bytes streamed_layers chunk sequences objective gap details";
@@ -665,7 +665,7 @@ fn a_model_is_planned_and_its_placement_checked() {
         assert_eq!(plan(&["--vram", &budget, "--check", "p.json"]).0, 0);
     }
     let (code, _, err) = plan(&["--vram", &budget, "-o", "p.json"]);
-    assert_eq!((code, err.trim()), (2, "dynamicinfer: p.json is there already; add --force to replace it"));
+    assert_eq!((code, err.trim()), (2, "dynamicinfer: p.json already exists; add --force to replace it"));
     let (code, _, err) = plan(&["--vram", &min, "--check", "p.json"]);
     assert_eq!(code, 6, "{err}");
     assert!(err.contains("or plan again"), "{err}");
@@ -721,11 +721,11 @@ fn wrong_budgets_are_refused_in_words() {
     let place = tempfile::tempdir().unwrap();
     std::fs::write(place.path().join("bad.toml"), "name = 3").unwrap();
     let cases: &[(&[&str], i32, &str)] = &[
-        (&["--vram", "0"], 2, "'0' is no room at all; write 8GiB"),
+        (&["--vram", "0"], 2, "'0' is zero; write 8GiB"),
         (&["--vram", "-8GiB"], 2, "'-8GiB' is negative; write 8GiB"),
         (&["--vram", "8Gib/s"], 2, "'8Gib/s' is not a size; write 8GiB"),
         (&["--vram", "99999999TiB"], 2, "'99999999TiB' is more than any memory holds (1024 TiB)"),
-        (&["--vram", "8GiB", "--ram", "0"], 2, "'0' is no room at all"),
+        (&["--vram", "8GiB", "--ram", "0"], 2, "'0' is zero"),
         (&["--vram", "8GiB", "--ram", "1GiB"], 6, "--ram 1073741824 is below the "),
         (&["--vram", "64KiB"], 6, "a budget of 65536 bytes is below the "),
         (&[], 2, "the plan needs a target: --vram 8GiB"),
@@ -733,7 +733,7 @@ fn wrong_budgets_are_refused_in_words() {
         (&["--ffn-share", "-0.5"], 2, "--ffn-share -0.5: take a share"),
         (&["--ffn-share", "1.01"], 2, "--ffn-share 1.01: take a share"),
         (&["--ffn-share", "nan"], 2, "--ffn-share NaN: take a share"),
-        (&["--vram", "8GiB", "-c", "0"], 2, "-c 0: take 1 to 16777216"),
+        (&["--vram", "8GiB", "-c", "0"], 2, "-c 0: give 1 to 16777216"),
         (&["--vram", "8GiB", "--ilp", "0"], 2, "--ilp 0: take seconds above 0"),
         (&["--vram", "8GiB", "--predictor", "mlp"], 2, "--predictor mlp: this model has none yet"),
         (&["--vram", "8GiB", "--machine", "cray"], 2, "--machine cray: there is no such profile; make one with"),
@@ -829,9 +829,9 @@ fn the_log_says_why_neurons_thresholds_and_the_budget_moved_and_only_if_asked() 
     let (debug, trace) = (said(Some("debug")), said(Some("dynamicinfer=trace")));
     let with = |said: &str, all: &[&str]| said.lines().any(|line| all.iter().all(|word| line.contains(word)));
     let events: [&[&str]; 4] = [
-        &["scheduler::log: moves token=", " layer=", " neurons=", " came=", " left=", " moving=true"],
-        &["scheduler::log: thresholds token=", " cpu_before=", " device_after=", " cpu_ns=", " device_ns="],
-        &["scheduler::log: rates token=", " link_gb_s=", " layer_us="],
+        &[" scheduler: moves token=", " layer=", " neurons=", " came=", " left=", " moving=true"],
+        &[" scheduler: thresholds token=", " cpu_before=", " device_after=", " cpu_ns=", " device_ns="],
+        &[" scheduler: rates token=", " link_gb_s=", " layer_us="],
         &["request{id=1 ", "budget bytes_before=", " bytes_after=9437184 ", " slots_after="],
     ];
     for all in events {
@@ -914,7 +914,7 @@ fn a_plan_of_memory_and_disk_is_what_the_program_runs_with() {
     assert!(code == 0 && out.contains("run it: dynamicinfer run m.neurons --ram ") && out.contains(" -c 64"), "{out}");
     for (args, said) in [
         (&["--min-speed", "0"][..], "give tokens/s above 0"),
-        (&["--ram", "100MiB", "-o", "p.json"], "--output belongs to a plan for a device"),
+        (&["--ram", "100MiB", "-o", "p.json"], "--output needs a plan for a device"),
         (&["--ram", "100MiB", "--vram", "1GiB", "--min-speed", "5"], "cannot be used with"),
     ] {
         let (code, _, err) = run(&[&["plan", "m.neurons"], args].concat());

@@ -173,7 +173,7 @@ fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
     assert!(refused.code == 2 && refused.err.contains("has mlp or none"), "{}", refused.err);
     // Before anything is trained.
     let done = run(dir, &["train-predictor", "m.gguf", "--text", &text, "-o", "nowhere/x.predictor"]);
-    assert!(done.code == 1 && done.err.contains("there is no folder nowhere"), "{}", done.err);
+    assert!(done.code == 1 && done.err.contains("the folder nowhere does not exist"), "{}", done.err);
 }
 
 /// It was said that there is none: the store that is packed from the model lies in the cache, and nothing beside it.

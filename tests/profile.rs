@@ -579,7 +579,7 @@ fn a_profile_is_made_added_to_shown_and_found_again() {
     place.refused(
         &["profile", silu, "--text", "b.txt", "--sparsity", "0.5"],
         2,
-        "the profile has activation thresholds for 0.7; take those, or start anew with --fresh",
+        "the profile has activation thresholds for 0.7; use those, or start a new one with --fresh",
     );
     let more = place.json(&["profile", silu, "--text", "b.txt", "--json"]);
     assert_eq!((&more["layers"][1]["cut"], &more["texts"]), (&cut["layers"][1]["cut"], &json!(2)));
@@ -629,12 +629,12 @@ fn ctrl_c_keeps_what_was_counted_and_the_same_command_goes_on() {
     let mut line = String::new();
     // It speaks just before it begins.
     err.read_line(&mut line).unwrap();
-    assert_eq!(line, "a.txt: the same text is named twice; it counts once\n");
+    assert_eq!(line, "a.txt: the same text is given twice; it counts once\n");
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let mut rest = String::new();
     err.read_to_string(&mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest}");
-    assert!(rest.contains("what was counted is kept in x.profile.partial; the same command goes on from"), "{rest}");
+    assert!(rest.contains("the counts are kept in x.profile.partial; the same command resumes"), "{rest}");
     assert!(rest.ends_with("dynamicinfer: interrupted\n"), "{rest}");
     assert!(!place.0.path().join("x.profile").exists());
     // Another request starts anew and says so; the same one goes on.

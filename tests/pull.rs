@@ -664,7 +664,7 @@ fn what_cannot_be_fetched_is_said_with_what_to_do() {
     };
     says(NOBODY, "owner/model", 1, "cannot reach http://127.0.0.1:1: ");
     says(NOBODY, "owner/model", 1, "Without one, fetch the files elsewhere and give their directory or .gguf as MODEL");
-    says(NOBODY, "demo", 2, "'demo' is no name of the hub: give OWNER/MODEL");
+    says(NOBODY, "demo", 2, "'demo' is not a name on the hub: give OWNER/MODEL");
     says(NOBODY, "../model", 2, "is not a name on the hub");
     let refuses = |status| Hub::with(&[], Manner { status, ..Manner::default() }).endpoint;
     says(&refuses(404), "owner/model", 1, "has no model owner/model");

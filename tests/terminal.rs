@@ -183,7 +183,7 @@ fn a_talk(terminal: &mut Terminal) -> String {
     terminal.type_in("/set temprature 1\r");
     assert!(terminal.wait_for(">>> ").contains("did you mean temperature?"));
     terminal.type_in("/budget\r");
-    assert!(terminal.wait_for(">>> ").contains("without a device"));
+    assert!(terminal.wait_for(">>> ").contains("no device"));
     terminal.type_in("\"\"\"one\r");
     terminal.wait_for("... ");
     terminal.type_in("two\"\"\"\r");
@@ -288,7 +288,7 @@ fn a_talk_goes_on_when_it_is_longer_than_the_context() {
     terminal.type_in("/set max_tokens 8\r");
     terminal.wait_for(">>> ");
     terminal.type_in(&format!("{}\r", "word ".repeat(600)));
-    terminal.wait_for("the context is 512 tokens");
+    terminal.wait_for("the context of 512 tokens");
     terminal.wait_for("/clear");
     terminal.wait_for(">>> ");
     terminal.type_in("Once more\r");
@@ -304,9 +304,9 @@ fn every_command_says_what_it_did_and_a_value_is_checked_when_it_is_set() {
     terminal.wait_for(">>> ");
     for (line, said) in [
         ("/set temperature warm", "temperature: invalid type"),
-        ("/set temperature -1", "temperature is -1; take 0 or more"),
+        ("/set temperature -1", "temperature is -1; it must be 0 or more"),
         ("/set top_p 2", "0 to 1"),
-        ("/set max_tokens 0", "max_tokens is 0; take 1 or more"),
+        ("/set max_tokens 0", "max_tokens is 0; it must be 1 or more"),
         ("/set tools []", "'tools' cannot be set"),
         ("/set temperature 0.5", "temperature is 0.5"),
         ("/set stop THE END", "stop is \"THE END\""),
@@ -315,7 +315,7 @@ fn every_command_says_what_it_did_and_a_value_is_checked_when_it_is_set() {
         ("/system -", "the system message is removed"),
         ("/save talk.json", "0 turns are in talk.json"),
         ("/load talk.json", "0 turns"),
-        ("/clear", "0 turns are forgotten"),
+        ("/clear", "0 turns are discarded"),
         ("/show", "stop \"THE END\""),
     ] {
         terminal.type_in(&format!("{line}\r"));
@@ -591,12 +591,12 @@ fn a_large_model_is_packed_only_after_a_question() {
     let mut command = command(dir.path(), &["bench", "wide.gguf", "-p", "0", "-n", "1"]);
     command.env("XDG_CACHE_HOME", &cache);
     let mut terminal = Terminal::of(command, true);
-    let said = terminal.wait_for("Go on? [Y/n] ");
+    let said = terminal.wait_for("Continue? [Y/n] ");
     let place = cache.canonicalize().unwrap_or(cache.clone()).display().to_string();
-    assert!(said.contains("MiB into ") && said.contains(&place) && said.contains(" s; it is done once"), "{said}");
+    assert!(said.contains("MiB to ") && said.contains(&place) && said.contains(" s, once"), "{said}");
     terminal.type_in("n\r");
     let said = terminal.rest();
-    assert!(said.contains("nothing was packed; `dynamicinfer pack MODEL -o FILE` packs it elsewhere"), "{said}");
+    assert!(said.contains("the model was not packed; to pack it elsewhere: dynamicinfer pack MODEL -o FILE"), "{said}");
     assert_eq!(terminal.ends(), Some(2));
     let stores = walk(&cache).into_iter().filter(|path| path.extension().is_some_and(|e| e == "neurons")).count();
     assert_eq!(stores, 0);

@@ -43,7 +43,7 @@ fn the_token_stays_from_one_start_to_the_next_and_is_its_users_alone() {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
     let done = said(&mut command(dir.path(), &["serve", "--listen", "0"])).expect("it ends");
     let why = String::from_utf8(done.stderr).unwrap();
-    assert!(done.status.code() == Some(2) && why.contains("others can read this token; remove the file"), "{why}");
+    assert!(done.status.code() == Some(2) && why.contains("other users can read this token; remove the file"), "{why}");
 }
 
 /// It was written under a name that holds the process's number, which a process of another container may have, too: through a link of that

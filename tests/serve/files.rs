@@ -64,7 +64,7 @@ fn a_model_file_that_is_replaced_goes_on_as_it_was_and_ps_says_so() {
     std::fs::rename(&other, &store).unwrap();
     while daemon.get("/v1/x/ps")["models"][0]["file"] != "replaced" {}
     let shown = command(dir.path(), &["ps"]).output().unwrap();
-    assert!(String::from_utf8_lossy(&shown.stdout).contains("its file was replaced since it was loaded"));
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("its file was replaced after loading"));
     assert_eq!(text(&daemon), before);
     std::fs::remove_file(&store).unwrap();
     while daemon.get("/v1/x/ps")["models"][0]["file"] != "removed" {}

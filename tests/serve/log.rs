@@ -35,7 +35,7 @@ fn each_request_has_one_line_with_what_it_took_and_the_daemon_its_first_and_last
     );
     assert_eq!(daemon.call("GET", "/nothing", "").status, 404);
     let line = daemon.next_line().unwrap();
-    assert!(line.contains("GET /nothing 404") && line.contains("reason=\"there is nothing here"), "{line}");
+    assert!(line.contains("GET /nothing 404") && line.contains("reason=\"unknown route"), "{line}");
     // A client that goes in the middle.
     ask["max_tokens"] = 100_000.into();
     let mut stream = daemon.connect();

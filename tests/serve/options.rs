@@ -65,7 +65,7 @@ fn load_takes_the_engines_options_for_that_model_alone() {
     // A setting of the daemon itself is none of a model.
     let refused = daemon.post("/v1/x/models/load", &json!({"model": "demo", "settings": {"serve.queue": "1"}}));
     assert_eq!(refused.status, 400);
-    assert!(refused.text().contains("'serve.queue' is not about a model"), "{}", refused.text());
+    assert!(refused.text().contains("'serve.queue' is not a setting of a model"), "{}", refused.text());
     assert_eq!(model()["name"], "demo", "and the model goes on");
 }
 
