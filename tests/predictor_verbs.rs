@@ -133,7 +133,7 @@ fn a_mixtures_predictor_is_trained_on_its_file_and_used_where_it_is_packed() {
         (vec!["run", "m.neurons", "x", "--predictor", "exact", "--threshold", "0.3"], "add --predictor mlp"),
         (vec!["calibrate", "m.gguf", "--text", &text], "train-predictor"),
         (vec!["train-predictor", "m.gguf", "--text", &text, "--ahead", "1"], "--ahead: neurons of experts"),
-        (vec!["train-predictor", "m.gguf", "--text", &text, "--ram", "1GiB"], "--ram: here every neuron"),
+        (vec!["train-predictor", "m.gguf", "--text", &text, "--ram", "1GiB"], "--ram has no effect here"),
         (vec!["run", "m.neurons", "x", "--activation", "silu"], "--activation silu: "),
         (vec!["synth", "--experts", "1", "--experts-used", "1", "-o", "one.gguf"], "two experts or more"),
         (vec!["record", "m.neurons", "--text", &text, "-o", "m.trace", "--predictor", "mlp"], "routers predict that"),
