@@ -116,7 +116,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["run", &model, "x", "--seed", "x"], "'--seed <SEED>'"),
         (&["run", &model, "x", "-t", "0"], "--threads 0: take 1 to 1024"),
         (&["run", &model, "x", "-t", "1025"], "--threads 1025: take 1 to 1024"),
-        (&["run", &model, "x", "--isa", "mmx"], "take avx512, avxvnni, avx2 or portable"),
+        (&["run", &model, "x", "--isa", "mmx"], "it must be avx512, avxvnni, avx2 or portable"),
         (&["run", &model, "x", "--kv", "q4"], "[possible values: f16, f32]"),
         (&["run", &model, "x", "--quant", "q9"], "'q9' is not a store type; take one of f32, f16, q8_0, q4_0, bf16, "),
         (&["run", &model, "x", "--activation", "tanh"], "activation 'tanh' is not known; known are relu"),
@@ -141,7 +141,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         ),
         (&["eval", &model], "--text"),
         (&["eval", &model, "--text", &ids, "--token-ids", &ids], "cannot be used with"),
-        (&["eval", &model, "--token-ids", &ids, "-c", "1"], "-c 1: a window needs at least two tokens"),
+        (&["eval", &model, "--token-ids", &ids, "-c", "1"], "-c 1: a window needs at least 2 tokens"),
         (
             &["eval", &model, "--token-ids", &ids, "--logits", "left.safetensors"],
             "token 320 is not below the vocabulary size 320",
@@ -150,8 +150,8 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["eval", &model, "--token-ids", &not_ids], "text.json: it is not a JSON array of token ids"),
         (&["eval", &model, "--choices", &few], "few.jsonl line 1: answer 0 of 1 choices"),
         (&["eval", &model, "--choices", &one], "one.json line 1: not a question"),
-        (&["pack", &model, "-o", &ids], "ids.json is there already; add --force to replace it"),
-        (&["pack", &model, "--order", &one], "one.json: not a list of neuron numbers per layer"),
+        (&["pack", &model, "-o", &ids], "ids.json already exists; add --force to replace it"),
+        (&["pack", &model, "--order", &one], "one.json: it is not a list of neuron numbers per layer"),
         (&["synth", "-o", "x.bin", "--layers", "1"], "--output x.bin: the ending chooses the form: .neurons or .gguf"),
         (&["synth", "-o", "x.neurons", "--heads", "3"], "--hidden 2048 is not a multiple of --heads 3"),
         (&["synth", "-o", "x.neurons", "--vocab", "9"], "--vocab 9 is below 259"),
@@ -176,7 +176,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["profile", &model, "--text", &ids, "--fresh", "-o", &ids], "ids.json: the file has other contents"),
         (&["calibrate", &model, "--text", &ids, "-o", &ids], "ids.json: the file has other contents"),
         (&["plan", &model], "the plan needs a target: --vram 8GiB"),
-        (&["measure", "-t", "0"], "--threads 0: take 1 to 1024"),
+        (&["measure", "-t", "0"], "--threads 0: give 1 to 1024"),
         (&["completions", "cmd.exe"], "[possible values: bash,"),
     ];
     for (args, want) in cases {

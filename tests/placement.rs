@@ -665,7 +665,7 @@ fn a_model_is_planned_and_its_placement_checked() {
         assert_eq!(plan(&["--vram", &budget, "--check", "p.json"]).0, 0);
     }
     let (code, _, err) = plan(&["--vram", &budget, "-o", "p.json"]);
-    assert_eq!((code, err.trim()), (2, "dynamicinfer: p.json is there already; add --force to replace it"));
+    assert_eq!((code, err.trim()), (2, "dynamicinfer: p.json already exists; add --force to replace it"));
     let (code, _, err) = plan(&["--vram", &min, "--check", "p.json"]);
     assert_eq!(code, 6, "{err}");
     assert!(err.contains("or plan again"), "{err}");

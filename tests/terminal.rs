@@ -183,7 +183,7 @@ fn a_talk(terminal: &mut Terminal) -> String {
     terminal.type_in("/set temprature 1\r");
     assert!(terminal.wait_for(">>> ").contains("did you mean temperature?"));
     terminal.type_in("/budget\r");
-    assert!(terminal.wait_for(">>> ").contains("without a device"));
+    assert!(terminal.wait_for(">>> ").contains("no device"));
     terminal.type_in("\"\"\"one\r");
     terminal.wait_for("... ");
     terminal.type_in("two\"\"\"\r");
@@ -288,7 +288,7 @@ fn a_talk_goes_on_when_it_is_longer_than_the_context() {
     terminal.type_in("/set max_tokens 8\r");
     terminal.wait_for(">>> ");
     terminal.type_in(&format!("{}\r", "word ".repeat(600)));
-    terminal.wait_for("the context is 512 tokens");
+    terminal.wait_for("the context of 512 tokens");
     terminal.wait_for("/clear");
     terminal.wait_for(">>> ");
     terminal.type_in("Once more\r");
@@ -304,7 +304,7 @@ fn every_command_says_what_it_did_and_a_value_is_checked_when_it_is_set() {
     terminal.wait_for(">>> ");
     for (line, said) in [
         ("/set temperature warm", "temperature: invalid type"),
-        ("/set temperature -1", "temperature is -1; take 0 or more"),
+        ("/set temperature -1", "temperature is -1; it must be 0 or more"),
         ("/set top_p 2", "0 to 1"),
         ("/set max_tokens 0", "max_tokens is 0; it must be 1 or more"),
         ("/set tools []", "'tools' cannot be set"),

@@ -193,7 +193,7 @@ fn load(talk: &mut ChatSession, path: &str) -> Result<()> {
     super::print(&format!("{} turns\n", talk.turns.len()))
 }
 
-const HERE: &str = "the model runs in this process without a device; start with --device cuda (or virtual) and \
+const HERE: &str = "no device: the model runs in this process, on the processor alone; start with --device cuda (or virtual) and \
      --vram 8GiB\n";
 
 const HERE_WHOLE: &str = "the whole model is in memory, without a limit to change; start with --ram below its size\n";

@@ -29,7 +29,7 @@ fn a_field_that_cannot_be_is_named() {
             "messages.0.content.0",
             "image_url",
         ),
-        ("messages", message(json!("x ".repeat(3000))), "messages", "the context is 512"),
+        ("messages", message(json!("x ".repeat(3000))), "messages", "the context of 512"),
         ("messages", message(json!("x".repeat(1 << 20))), "messages", "at least"),
         ("max_tokens", json!(0), "max_tokens", "1 or more"),
         ("max_tokens", json!(-1), "max_tokens", "-1"),
@@ -125,7 +125,7 @@ fn what_is_no_request_is_refused_as_what_it_is() {
         ("", "EOF"),
         ("{", "EOF"),
         ("nonsense", "expected"),
-        (r#"{"prompt": "x"} {"#, "follows"),
+        (r#"{"prompt": "x"} {"#, "text after its end"),
         (r#"{"prompt": "x", "prompt": "y"}"#, "duplicate"),
         (&"[".repeat(100_000), "invalid"),
     ] {

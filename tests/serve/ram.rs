@@ -115,7 +115,7 @@ fn the_verb(dir: &Path) {
     assert!(code == 1 && error.contains("CPU alone"), "{error}");
     // As `run` and `serve` refuse them.
     for (wrong, why) in
-        [(&["--vram", "6MiB"][..], "engine.vram is about a device"), (&["--policy", "lru"], "engine.policy is")]
+        [(&["--vram", "6MiB"][..], "engine.vram needs a device"), (&["--policy", "lru"], "engine.policy needs")]
     {
         let (code, _, error) = verb(&[&["load", "demo"], wrong].concat());
         assert!(code == 2 && error.contains(why), "{code} {error}");
