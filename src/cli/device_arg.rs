@@ -1,9 +1,8 @@
 //! `--device`, `--vram` and the other options of a device.
 
-use super::lab_arg::{LabArgs, LabOptions, PROGRAM};
+use super::lab_arg::{LabArgs, LabOptions, PROGRAM, thetas};
 use super::settings_arg::{chosen, is_of_load};
 use super::size;
-use crate::cache::{PerTier, Tier};
 use crate::device::Tiles;
 use crate::error::{Error, Result};
 use crate::open::{DeviceKind, DeviceOptions, LookaheadOn, Placement};
@@ -72,17 +71,6 @@ pub struct DeviceArgs {
     /// Options of `dynamicinfer-lab` only.
     #[command(flatten)]
     pub lab: LabOptions,
-}
-
-/// A probability as a threshold; below 0, as the paper's -1, every neuron reaches it.
-pub fn parse_theta(text: &str) -> std::result::Result<f32, String> {
-    let theta: f32 = text.parse().map_err(|_| format!("'{text}' is no number"))?;
-    if theta <= 1.0 { Ok(theta.max(0.0)) } else { Err("take a probability, at most 1".into()) }
-}
-
-/// The pair of thresholds that was typed.
-pub fn thetas(device: Option<f32>, cpu: Option<f32>) -> Option<PerTier<f32>> {
-    Some(PerTier::all(cpu?).with(Tier::Device, device?))
 }
 
 /// The options where none is given.

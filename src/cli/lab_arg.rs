@@ -1,8 +1,8 @@
 //! Options of the laboratory's program alone: what reproduces papers, and what breaks a device on purpose. They are part of the same
 //! [`DeviceArgs`](super::device_arg::DeviceArgs); the laboratory adds them to its verbs ([`with_lab_options`]), the product does not.
 
-use super::device_arg::parse_theta;
 use super::size;
+use crate::cache::{PerTier, Tier};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use std::ops::Deref;
 
@@ -61,6 +61,17 @@ impl Default for LabArgs {
             theta_cpu: None,
         }
     }
+}
+
+/// A probability as a threshold; below 0, as the paper's -1, every neuron reaches it.
+pub fn parse_theta(text: &str) -> Result<f32, String> {
+    let theta: f32 = text.parse().map_err(|_| format!("'{text}' is no number"))?;
+    if theta <= 1.0 { Ok(theta.max(0.0)) } else { Err("take a probability, at most 1".into()) }
+}
+
+/// The pair of thresholds that was typed.
+pub fn thetas(device: Option<f32>, cpu: Option<f32>) -> Option<PerTier<f32>> {
+    Some(PerTier::all(cpu?).with(Tier::Device, device?))
 }
 
 fn parse_step(text: &str) -> Result<(usize, u64), String> {

@@ -101,6 +101,16 @@ enum KvPlaceArg {
     Device,
 }
 
+impl KvPlaceArg {
+    fn place(self) -> KvPlace {
+        match self {
+            KvPlaceArg::Auto => KvPlace::Auto,
+            KvPlaceArg::Host => KvPlace::Host,
+            KvPlaceArg::Device => KvPlace::Device,
+        }
+    }
+}
+
 #[derive(clap::ValueEnum, Clone, Copy)]
 enum PolicyArg {
     Static,
@@ -152,11 +162,7 @@ pub fn run(args: Args) -> Result<()> {
         vram: args.vram,
         ram: args.ram,
         ffn_share: args.ffn_share,
-        kv: match args.kv_place {
-            KvPlaceArg::Auto => KvPlace::Auto,
-            KvPlaceArg::Host => KvPlace::Host,
-            KvPlaceArg::Device => KvPlace::Device,
-        },
+        kv: args.kv_place.place(),
         sequences: args.parallel,
         predictor_bytes: prediction.bytes,
         computed_share: prediction.computed_share,

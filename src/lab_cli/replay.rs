@@ -1,5 +1,5 @@
 use crate::cli::chart::{self, Axis, Line, Plot};
-use crate::cli::device_arg::{parse_theta, thetas};
+use crate::cli::lab_arg::{parse_theta, thetas};
 use crate::cli::policy_arg;
 use crate::cli::progress::{Progress, Unit};
 use crate::error::{Error, Result};
