@@ -2,7 +2,7 @@
 
 use dynamicinfer::cache::{PerTier, Tier};
 use dynamicinfer::placement::problem::{LayerProblem, Prices, power_law};
-use dynamicinfer::placement::{Problem, ilp, min_neurons, solve, upper_bound};
+use dynamicinfer::placement::{Problem, ilp, solve, upper_bound};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::scheduler::costs::{Lane, StageCosts};
 
