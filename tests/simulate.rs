@@ -9,7 +9,7 @@ use dynamicinfer::lab::simulate::assumption::{Assumption, given_up_for, held};
 use dynamicinfer::lab::simulate::calibration::{SKEW, Statistics, TEXTS, TOKEN_TO_HOT, TOKENS, calibrate, furthest};
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
 use dynamicinfer::lab::simulate::papers::SET_UPS;
-use dynamicinfer::lab::simulate::{Calls, Outcome, scaled};
+use dynamicinfer::lab::simulate::{Calls, scaled};
 use dynamicinfer::lab::synth::trace::{TraceShape, write_trace};
 use dynamicinfer::model::KvType;
 use dynamicinfer::placement::PlacementPolicy as Placement;
