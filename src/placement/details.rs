@@ -25,7 +25,8 @@ pub struct LayerSlots {
 pub struct Details {
     /// Sum of the impacts of all neurons.
     pub total_impact: u64,
-    /// What the placement is worth: its impact, or with [`Request::skips_host`] the picoseconds that it saves a token.
+    /// Value of the placement: its impact, or with [`skips_host`](super::memory_plan::Request::skips_host) the picoseconds that it saves a
+    /// token.
     pub value: u64,
     /// Upper bound of what any placement within the budget is worth.
     pub bound: u64,
