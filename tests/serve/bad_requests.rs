@@ -55,7 +55,7 @@ fn a_field_that_cannot_be_is_named() {
         ("stream_options", json!({"include_usage": true}), "stream_options", "needs stream"),
         ("tools", json!([{"type": "web_search"}]), "tools", "tools is invalid"),
         ("tools", json!([{"type": "function", "function": {"name": "f g"}}]), "tools.0.function.name", "letters"),
-        ("tool_choice", json!("required"), "tool_choice", "no tools"),
+        ("tool_choice", json!("required"), "tool_choice", "tools is empty"),
         ("chat_template", json!("{{ x }}"), "chat_template", "unknown field"),
         ("chat_template_kwargs", json!({"chat_template": "x"}), "chat_template_kwargs.chat_template", "its own"),
         ("temprature", json!(1), "temprature", "did you mean 'temperature'?"),
@@ -76,7 +76,7 @@ fn a_field_that_cannot_be_is_named() {
     assert_eq!(daemon.post(CHAT, &nested).status, 400);
     let text: Vec<(&str, Json, &str, &str)> = vec![
         ("prompt", Json::Null, "prompt", "missing"),
-        ("prompt", json!([3072]), "prompt", "3072 is not below"),
+        ("prompt", json!([3072]), "prompt", "token 3072 is outside"),
         ("prompt", json!([-1]), "prompt", "whole numbers"),
         ("prompt", json!([4_294_967_296u64]), "prompt", "whole numbers"),
         ("prompt", json!([0.5]), "prompt", "whole numbers"),
