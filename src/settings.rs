@@ -76,7 +76,7 @@ pub const KEYS: [Key; 41] = [
         Kind::Choice(&["unix", "all", "off"]),
         "\"unix\"",
         true,
-        "who may change models, budget, policy and thresholds: unix (clients of the socket), all (clients over TCP, too) or off (no client)",
+        "clients that may change models, budget, policy and thresholds: unix (those of the socket), all (those over TCP, too) or off (none)",
     ),
     key(
         "serve.ui",

@@ -23,6 +23,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMESPACE = ["unshare", "--user", "--map-root-user"]
 PROMPT = "Once upon a time"
+# The home directory in a root that a check makes.
+HOME = "/user"
 SHELLS = {
     "bash": "bash-completion/completions/{}", "zsh": "zsh/*/_{}", "fish": "fish/vendor_completions.d/{}.fish",
 }
@@ -95,7 +97,7 @@ def inside(root, home, command):
     return run([*NAMESPACE, "chroot", root, *command], env={"PATH": PATH, "HOME": home})
 
 
-def answers(root, program, home="/root"):
+def answers(root, program, home=HOME):
     command = [program, "run", "demo", PROMPT, "-n", "16", "--temp", "0"]
     done = inside(root, home, command)
     text = done.stdout.strip()
@@ -130,7 +132,7 @@ def check_tarball(folder, work, limit):
     tree = os.path.join(work, os.path.basename(path).removesuffix(".tar.gz"))
     print(f"{check_sums(tree)} files as SHA256SUMS says")
     root = os.path.join(work, "root")
-    local = os.path.join(root, "root", ".local")
+    local = os.path.join(root, HOME.strip("/"), ".local")
     for name in ("bin", "share"):
         shutil.copytree(os.path.join(tree, name), os.path.join(local, name))
     pages = glob.glob(os.path.join(local, "share/man/man1/*.1"))
@@ -142,12 +144,12 @@ def check_tarball(folder, work, limit):
             fail(f"{program} has more than {limit} MB")
         check_completions(os.path.join(local, "share"), program)
         add_libraries(root, whole)
-        print("$ " + inside(root, "/root", [f"/root/.local/bin/{program}", "--version"]).stdout.strip())
+        print("$ " + inside(root, HOME, [f"{HOME}/.local/bin/{program}", "--version"]).stdout.strip())
     if len(pages) < 10:
         fail(f"{len(pages)} man pages")
-    others = sorted(name for name in listing(root, {"root", "tmp"}) if os.path.isfile(os.path.join(root, name)))
+    others = sorted(name for name in listing(root, {HOME.strip("/"), "tmp"}) if os.path.isfile(os.path.join(root, name)))
     print(f"{len(pages)} man pages; beside ~/.local the root has {', '.join(others)}")
-    answers(root, "/root/.local/bin/dynamicinfer")
+    answers(root, f"{HOME}/.local/bin/dynamicinfer")
 
 
 def prepare_dpkg(root):

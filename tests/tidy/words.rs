@@ -6,11 +6,7 @@ use std::path::Path;
 /// What is checked.
 const READ: [&str; 3] = ["src", "docs", "README.md"];
 /// A part of each line that may have such a word. Add a line only if it means a person or a client program.
-const PERSONS: [&str; 3] = [
-    "there was a king who had three sons",
-    "who may change models, budget, policy and thresholds",
-    "a man who was a man",
-];
+const PERSONS: [&str; 1] = ["there was a king who had three sons"];
 /// Lines that may be listed at most.
 const MAX_PERSONS: usize = 15;
 const WORDS: [&str; 4] = ["who", "whoever", "nobody", "somebody"];
