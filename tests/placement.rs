@@ -171,7 +171,7 @@ fn keys_and_values_displace_the_neurons_that_cost_less_than_attention_on_the_hos
             let m = machine();
             // What the host's attention costs more, and what it costs that these neurons are the host's, us.
             let read = |bytes: f64| bytes / (m.dram_gb_s * 1e3) - bytes / (m.device_gb_s * 1e3);
-            let waits = f.layers as f64 * (chosen.details.t_sync_us + m.call_us);
+            let waits = f.layers as f64 * (chosen.details.costs.t_sync_us + m.call_us);
             let gain = waits + read(f.kv_bytes as f64 / 4.0);
             let loss = |other: &Plan| other.details.ffn_us - host.details.ffn_us;
             match on_device(&chosen) {

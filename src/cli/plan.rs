@@ -87,7 +87,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["vram", "ffn_share", "shape"])]
     trace: Option<PathBuf>,
     /// Policy that selects the neurons to keep in memory if not all fit, as in `bench`
-    #[arg(long, hide = true, value_name = "POLICY")]
+    #[arg(long, hide_short_help = true, value_name = "POLICY")]
     ram_policy: Option<Policy>,
     /// Machine-readable
     #[arg(long)]
@@ -171,7 +171,8 @@ pub fn run(args: Args) -> Result<()> {
         host: args.ram.map(|ram| footprint.host_room(ram, args.parallel)),
         // Attention is not copied from a model that is partly on disk.
         streamed_layers: args.ram.is_some_and(|ram| ram < footprint.whole_bytes(args.parallel)).then_some(0),
-        skips_host: skips_host && args.whole_layers,
+        // Where nothing is known of the neurons, whole layers would be any layers.
+        skips_host: skips_host && args.whole_layers && (subject.model.is_none() || subject.tokens > 0),
     };
     let plan = plan(&footprint, &subject.counts, &machine, &request)?;
     if let Some(path) = &args.check {
@@ -206,12 +207,11 @@ pub fn run(args: Args) -> Result<()> {
     super::print_json(&json)
 }
 
-/// Whether a layer whose neurons are all on the device is computed without the host, and it is known which neurons are active.
+/// Whether a layer whose neurons are all on the device is computed without the host.
 fn skips_host(subject: &Subject, prediction: &Prediction) -> bool {
-    let known = subject.model.is_none() || subject.tokens > 0;
     let biases = |model: &Model| model.layers.iter().any(|layer| !layer.down_bias.is_empty());
     let of_host = prediction.name == "router" || prediction.name == "gates" || subject.config.form.experts.is_some();
-    known && !of_host && !subject.model.as_ref().is_some_and(biases)
+    !of_host && !subject.model.as_ref().is_some_and(biases)
 }
 
 /// Plans which neurons stay in memory and which on disk.
@@ -385,7 +385,7 @@ fn whole_layers(plan: &Plan) -> String {
         runs.join(", "),
         whole.len(),
         plan.layers.len(),
-        d.split_us,
+        d.costs.split_us,
         d.ffn_us / 1e3,
         d.ffn_us_by_impact / 1e3
     )
@@ -494,10 +494,10 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
         printable(&subject.counted),
         whole_layers(plan),
         unit(c).0,
-        d.t_cpu_us,
-        d.t_gpu_us,
-        d.t_trans_us,
-        d.t_sync_us,
+        d.costs.t_cpu_us,
+        d.costs.t_gpu_us,
+        d.costs.t_trans_us,
+        d.costs.t_sync_us,
         d.min_neurons,
         pinned(d.pinned_bytes, crate::config::available_memory()),
         d.solve_ms,

@@ -359,9 +359,7 @@ impl DeviceOptions {
             host: need.host,
             // Of a store that lies on disk in part, copies come from frames alone.
             streamed_layers: (!need.resident).then_some(0),
-            // Where nothing is known of the neurons, whole layers would be any layers; where they move, few slots in the others cost more than whole layers
-            // save.
-            skips_host: self.policy == Migration::Static && activity.source != Source::Nothing && engine.skips_host(),
+            skips_host: self.places_whole_layers(engine, &activity),
         };
         let footprint = Footprint::of_model(model, need.context, need.kv);
         if let Some(share) = self.vram_share {
@@ -387,6 +385,17 @@ impl DeviceOptions {
     /// Whether a scheduler is started.
     fn schedules(&self, engine: &Engine) -> bool {
         (self.policy != Migration::Static || self.live) && chooses(engine)
+    }
+
+    /// Whether whole layers are worth the host's fixed part. Where nothing is known of the neurons, they would be any layers; where neurons move,
+    /// few slots in the others cost more than whole layers save; and where a scheduler or a learner observes, the host stays in every layer.
+    fn places_whole_layers(&self, engine: &Engine, activity: &Activity) -> bool {
+        let known = match activity.source {
+            Source::Profile(_) => true,
+            Source::Learnt { tokens, .. } => !self.learn || tokens >= ENOUGH,
+            Source::Nothing => false,
+        };
+        self.policy == Migration::Static && known && !self.schedules(engine) && engine.skips_host()
     }
 
     /// Whether the same text is to come from every start: then nothing moves, and nothing is learnt.

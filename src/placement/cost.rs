@@ -3,10 +3,11 @@
 use crate::cache::{PerTier, Tier};
 use crate::formats::machine_profile::MachineProfile;
 use crate::scheduler::costs::{Lane, StageCosts};
+use serde::Serialize;
 
 /// Times in microseconds: t_cpu, t_gpu, t_trans (per neuron) and t_sync (per layer) of dynamicinfer E.3.3. The first two follow
 /// powerinfer's equation 5: a neuron's time is that of reading its weights once.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Costs {
     /// Reading a neuron block from host memory.
     pub t_cpu_us: f64,

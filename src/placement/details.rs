@@ -47,18 +47,9 @@ pub struct Details {
     pub batch: usize,
     /// C_l: fewest neurons of a layer that pay on the device, if any are there.
     pub min_neurons: usize,
-    /// Time to read a neuron block from host memory, us ([`Costs`]).
-    pub t_cpu_us: f64,
-    /// Time to read a neuron block from device memory, us.
-    pub t_gpu_us: f64,
-    /// Time to copy a neuron block over the link, us.
-    pub t_trans_us: f64,
-    /// Time that splitting a layer costs for each token, us.
-    pub t_sync_us: f64,
-    /// Time that a layer's FFN takes wherever its neurons are, us.
-    pub always_us: f64,
-    /// Time that it takes more where the CPU has a part, beside that part's neurons, us.
-    pub split_us: f64,
+    /// Times that the placement is found by, us.
+    #[serde(flatten)]
+    pub costs: Costs,
     /// Time that finding the placement took, ms.
     pub solve_ms: f64,
     /// The same problem by a general solver; `None` where that was not asked for.
@@ -109,25 +100,22 @@ impl Details {
         ilp_seconds: Option<f64>,
     ) -> Result<Details> {
         let token_us = |batches: &[usize]| prices.token_ns(problem, batches) / 1e3;
+        let ffn_us = token_us(&solution.batches);
+        let is_by_time = !std::ptr::eq(problem, by_impact);
         let check = |seconds| ilp_check(problem, ffn_budget, solution.value, seconds);
         Ok(Details {
             total_impact: problem.total_impact(),
             value: solution.value,
             bound: upper_bound(problem, ffn_budget),
             whole_layers: slots_of(problem, &solution.batches).iter().filter(|layer| layer.whole).count(),
-            ffn_us: token_us(&solution.batches),
-            ffn_us_by_impact: token_us(&solve(by_impact, ffn_budget).batches),
+            ffn_us,
+            ffn_us_by_impact: if is_by_time { token_us(&solve(by_impact, ffn_budget).batches) } else { ffn_us },
             host_bytes: 0,
             pinned_bytes: 0,
             block_bytes,
             batch: problem.batch,
             min_neurons,
-            t_cpu_us: costs.t_cpu_us,
-            t_gpu_us: costs.t_gpu_us,
-            t_trans_us: costs.t_trans_us,
-            t_sync_us: costs.t_sync_us,
-            always_us: costs.always_us,
-            split_us: costs.split_us,
+            costs: *costs,
             solve_ms,
             ilp: ilp_seconds.map(check).transpose()?,
         })

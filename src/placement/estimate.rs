@@ -128,7 +128,7 @@ pub fn estimate(f: &Footprint, plan: &Plan, machine: &MachineProfile, reads: Rea
     let always_ms = ms(always, machine.device_gb_s);
     // Without keys and values on the host a token waits once beside its layers.
     let attention = if plan.sequences == 0 { f.attention_waits as f64 } else { 0.0 };
-    let others_us = attention * (plan.details.t_sync_us + machine.call_us) + machine.sync_us;
+    let others_us = attention * (plan.details.costs.t_sync_us + machine.call_us) + machine.sync_us;
     let wait_ms = (waits_us + others_us) / 1e3;
     let link_ms = ms(plan.streamed_layers as f64 * f.attention_layer_bytes[0] as f64, machine.link_gb_s);
     let others_ms = always_ms + stages_ns / 1e6 + others_us / 1e3;

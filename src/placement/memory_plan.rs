@@ -265,17 +265,17 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let failed = |why| Error::Failed(format!("the placement cannot be planned: {why}"));
     let by_impact = problem.map_err(failed)?;
     let prices = Prices::new(&by_impact, costs.stage(request.skips_host), request.computed_share);
-    let problem =
-        if request.skips_host { by_impact.clone().by_time(&prices).map_err(failed)? } else { by_impact.clone() };
+    let by_time = request.skips_host.then(|| by_impact.clone().by_time(&prices)).transpose().map_err(failed)?;
+    let problem = by_time.as_ref().unwrap_or(&by_impact);
     let start = clock::now();
     let (sequences_there, division) =
-        divide_room(f, (&problem, &prices), (&costs, machine), request, (room, wanted), attention.layers);
+        divide_room(f, (problem, &prices), (&costs, machine), request, (room, wanted), attention.layers);
     let Division { streamed_bytes, ffn_budget, solution } = division;
     let found = (&solution, ffn_budget, start.elapsed().as_secs_f64() * 1e3);
     let figures = (&costs, f.block_bytes, least);
-    let details = Details::new((&problem, &by_impact, &prices), found, figures, request.ilp_seconds)?;
+    let details = Details::new((problem, &by_impact, &prices), found, figures, request.ilp_seconds)?;
 
-    let layers = slots_of(&problem, &solution.batches);
+    let layers = slots_of(problem, &solution.batches);
     let slots_bytes = f.block_bytes * layers.iter().map(|layer| layer.slots).sum::<usize>() as u64;
     // With `vram`, bytes that neurons could still use stay free for them: nothing else displaces one.
     let rest = if request.vram.is_some() { room - streamed_bytes - ffn_budget } else { 0 };
