@@ -302,13 +302,13 @@ impl Scheduler {
     fn balance(&mut self, seen: &LayerObservation<'_>, slots: &[Slot]) -> Option<PerTier<f32>> {
         let (own, balancer) = self.layers[seen.layer.index()].balancer.as_mut()?;
         let (set, predicted) = seen.own.filter(|_| self.rules.thresholds)?;
-        if let Some(pair) = self.rules.pair {
-            return balancer.set(pair.map(to_bin)).then_some(pair);
-        }
         // The user has set another threshold, which is used already.
         if set != *own {
             *own = set;
             balancer.rebase(to_bin(set));
+        }
+        if let Some(pair) = self.rules.pair {
+            return balancer.set(pair.map(to_bin)).then_some(pair);
         }
         mark(&mut self.here, slots);
         balancer.token(self.token, predicted, |n| self.here[n.index()]);

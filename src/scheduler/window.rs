@@ -27,7 +27,8 @@ impl Window {
     pub fn new(bytes_per_layer: f64, ahead: usize, times: f32) -> Window {
         Window {
             per_layer: bytes_per_layer,
-            layers: ahead.max(1) as f64 * f64::from(times),
+            // With less than a layer the link would wait between decisions.
+            layers: (ahead as f64 * f64::from(times)).max(1.0),
             careful: CAREFUL_TOKENS,
             queued: 0.0,
         }

@@ -299,8 +299,8 @@ impl ChooseMoves for ByImportance {
         let stays = |n: StoreId| !crowded && frequent(n) || needed(n);
         let left_out = |n: StoreId| rules.on_demand && !needed(n);
         importance(at.probabilities, f, rules.lambda, &mut scratch.worth);
-        // A move must win more than it costs.
-        let margin = rules.margin + at.move_cost;
+        // A move must win more than it costs. By the coming use alone, it wins too little to say so.
+        let margin = if rules.lambda > 0.0 { rules.margin + at.move_cost } else { rules.margin };
         greedy::choose(at.slots, &scratch.worth, most, margin, stays, left_out, &mut scratch.lists, moves);
     }
 }
