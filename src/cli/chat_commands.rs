@@ -16,23 +16,17 @@ pub enum Next {
     Exit,
 }
 
-const HELP: &str = "/system TEXT     set the system message; without TEXT show it, /system - for none
-/set FIELD \
-     VALUE set a field of the request: temperature, top_p, seed, max_tokens, stop ...; /set FIELD - restores the \
-     default
+const HELP: &str = "\
+/system TEXT     set the system message; without TEXT show it, /system - for none
+/set FIELD VALUE set a field of the request: temperature, top_p, seed, max_tokens, stop ...; /set FIELD - restores the default
 /show            the model, the settings and the length of this chat
-/stats           tokens and \
-     time of the last answer
+/stats           tokens and time of the last answer
 /regen           discard the last answer and repeat the question
-/clear           \
-     discard the conversation
+/clear           discard the conversation
 /save FILE       write the conversation to a file; /load FILE reads one
-/budget \
-     [SIZE]   show or set the memory budget of the device (also: get, set SIZE; --ram SIZE for host memory)
-\
-     /policy [NAME]   show or set the policy that moves neurons to the device
-/multi           a message over \
-     several lines: begin it with \"\"\" and end it so
+/budget [SIZE]   show or set the memory budget of the device (also: get, set SIZE; --ram SIZE for host memory)
+/policy [NAME]   show or set the policy that moves neurons to the device
+/multi           a message over several lines: begin it with \"\"\" and end it so
 /exit            also /bye, /quit, Ctrl-D
 ";
 const COMMANDS: [&str; 15] = [

@@ -80,7 +80,20 @@ const COMMON: [&str; 19] = [
     "no_learn",
 ];
 
-const RUN_A_MODEL: [&str; 7] = ["run", "chat", "serve", "load", "bench", "eval", "logits-hash"];
+/// Verbs whose options are in groups.
+const RUN_A_MODEL: [&str; 11] = [
+    "run",
+    "chat",
+    "serve",
+    "load",
+    "bench",
+    "eval",
+    "logits-hash",
+    "calibrate",
+    "profile",
+    "train-predictor",
+    "record",
+];
 
 /// The end of the first page.
 const FIRST: &str = "
@@ -103,7 +116,7 @@ pub fn command() -> Command {
 
 /// A command line of one page with its verbs and their options in groups.
 pub fn in_groups(command: Command, groups: &[Group]) -> Command {
-    let command = with_pages(command);
+    let command = with_help(with_pages(command)).mut_arg(HELP_ALL, |all| all.hide(true));
     let (verbs, options) = (verbs(&command, groups), heading("Options"));
     on_this_terminal(command.help_template(format!(
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{verbs}\n{options}{{options}}{{after-help}}"
@@ -125,8 +138,8 @@ fn on_this_terminal(command: Command) -> Command {
 /// A command line as man pages show it: each verb's page has all of its options, and none is about help.
 pub fn for_man_pages(command: Command, examples: &'static str) -> Command {
     let without = |verb: Command| {
-        let has_two_pages = verb.get_arguments().any(|arg| arg.get_id() == HELP_ALL);
-        if has_two_pages { verb.after_help(Resettable::Reset) } else { verb }
+        let has_two_pages = verb.get_arguments().any(|arg| arg.get_id() == HELP_ALL && !arg.is_hide_set());
+        if has_two_pages { verb.after_help(Resettable::Reset).after_long_help(Resettable::Reset) } else { verb }
     };
     let command = command.mut_subcommands(|verb| without(verb).disable_help_subcommand(true));
     command.after_help(Resettable::Reset).after_long_help(examples)
@@ -171,13 +184,14 @@ fn with_two_pages(program: &str, verb: Command) -> Command {
         return with_one_page(verb);
     }
     let more = format!("More options: {program} {} --help-all", verb.get_name());
-    with_help(verb).after_help(more)
+    with_help(verb).after_help(more).after_long_help("")
 }
 
 /// A verb, and the verbs below it, with `--help`: clap leaves it out below a command that has its own.
 fn with_one_page(verb: Command) -> Command {
     let help = Arg::new("help").short('h').long("help").action(ArgAction::Help).help("Print help");
-    verb.disable_help_flag(true).arg(help).mut_subcommands(with_one_page)
+    let all = Arg::new(HELP_ALL).long("help-all").action(ArgAction::HelpLong).hide(true);
+    verb.disable_help_flag(true).args([help, all]).mut_subcommands(with_one_page)
 }
 
 /// `--help` for the short page and `--help-all` for the long one.
@@ -292,7 +306,19 @@ mod tests {
         let all = run.render_long_help().to_string();
         for option in run.get_arguments().filter_map(Arg::get_long).filter(|long| !["socket", "timeout"].contains(long))
         {
-            assert!(all.contains(&format!("--{option}")), "--help-all lacks --{option}");
+            let named = |word: &str| word.trim_end_matches([',', ']']) == format!("--{option}");
+            assert!(all.split_whitespace().any(named), "--help-all lacks --{option}");
+        }
+    }
+
+    #[test]
+    fn every_verb_has_both_options_of_help() {
+        let command = command();
+        for verb in command.get_subcommands().map(Command::get_name) {
+            for option in ["--help", "--help-all"] {
+                let asked = command.clone().try_get_matches_from(["dynamicinfer", verb, option]);
+                assert_eq!(asked.unwrap_err().kind(), clap::error::ErrorKind::DisplayHelp, "{verb} {option}");
+            }
         }
     }
 

@@ -15,13 +15,13 @@ pub const SHARED: [&str; 4] = ["run", "serve", "bench", "eval"];
 #[derive(Args, Clone, PartialEq)]
 #[command(next_help_heading = "Experiments")]
 pub struct LabArgs {
-    /// Of --placement random
+    /// Seed of --placement random
     #[arg(long, default_value_t = 1)]
     pub placement_seed: u64,
     /// Wait for a layer's copies before it is used (DynamicInfer C.3), instead of computing on the CPU what has not landed
     #[arg(long)]
     pub barrier: bool,
-    /// Parts of such a chunk that take turns between processor and device, 1 to 4, so that neither waits for the other [default: as many as
+    /// Parts of a prompt's chunk (--prompt-chunk) that take turns between processor and device, 1 to 4, so that neither waits for the other [default: as many as
     /// take the least time by the machine's rates; a mixture's chunk is one]
     #[arg(long, value_name = "PARTS", hide_short_help = true)]
     pub prompt_parts: Option<usize>,
@@ -41,7 +41,7 @@ pub struct LabArgs {
     /// Under a policy that balances thresholds, set the device's instead: the probability from which on it computes a neuron
     #[arg(long, value_name = "PROBABILITY", requires = "theta_cpu", value_parser = parse_theta, allow_hyphen_values = true)]
     pub theta_gpu: Option<f32>,
-    /// The same of the CPU
+    /// The same for the CPU
     #[arg(long, value_name = "PROBABILITY", requires = "theta_gpu", value_parser = parse_theta, allow_hyphen_values = true)]
     pub theta_cpu: Option<f32>,
 }

@@ -36,6 +36,13 @@ Examples:
   dynamicinfer-lab simulate --papers
   dynamicinfer-lab bench demo --device virtual --vram 16MiB --barrier";
 
+const COMPLETIONS: &str = "\
+Print a completion script for your shell, or write the man pages
+
+bash: dynamicinfer-lab completions bash > ~/.local/share/bash-completion/completions/dynamicinfer-lab
+
+man pages: dynamicinfer-lab completions man ~/.local/share/man/man1";
+
 const VERBS: [Group; 3] = [
     ("Make and record", &["synth", "record"]),
     ("Replay and simulate", &["replay", "simulate", "experiment"]),
@@ -66,6 +73,7 @@ pub fn main() -> ExitCode {
 fn command() -> Command {
     let command = Args::command().mut_subcommands(|verb| match verb.get_name() {
         name if SHARED.contains(&name) || name == "logits-hash" => with_lab_options(verb),
+        "completions" => verb.long_about(COMPLETIONS),
         _ => verb,
     });
     in_groups(command, &VERBS)

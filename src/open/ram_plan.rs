@@ -123,8 +123,8 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
     let (resident, all) = (resident_with(model, need, question.predictor_file_bytes), all_bytes(model, need));
     if resident + least >= all {
         return Err(Error::Usage(format!(
-            "this model takes {} with all of it in memory, and there is less to it than what it needs beside its neurons ({}): it is kept \
-             whole, and nothing is to be planned",
+            "this model takes {} with all of it in memory, less than the least of a plan with a part on disk ({}): nothing is to be planned; \
+             run it whole, without --ram and --min-speed",
             human_bytes(all),
             human_bytes(resident + least)
         )));

@@ -165,7 +165,7 @@ pub async fn set_budget(daemon: &Daemon, client: u64, body: &[u8]) -> Result<Val
     }
 }
 
-const NO_DEVICE: &str = "this model runs on the CPU alone, without a device budget";
+const NO_DEVICE: &str = "this model runs on the CPU alone, without a device budget; load it with a device (engine.device, or --device cuda)";
 const NO_RAM_LIMIT: &str = "this whole model is in host memory, without a limit to change; load it with a limit \
      below its size (engine.ram, or --ram)";
 
