@@ -34,7 +34,7 @@ if [ ${#programs[@]} = 0 ]; then
     cargo build --locked --profile dist -p dynamicinfer --bins
     target="${CARGO_TARGET_DIR:-target}/dist"
     programs=("$target/dynamicinfer")
-    [ ! -x "$target/dynamicinfer-lab" ] || programs+=("$target/dynamicinfer-lab")
+    programs+=("$target/dynamicinfer-lab")
 fi
 
 work=$(mktemp -d)
@@ -56,13 +56,12 @@ for program in "${programs[@]}"; do
     mine+=("$name")
     strip -o "$tree/bin/$name" "$program"
     chmod 755 "$tree/bin/$name"
-    "$program" --version | grep -qF " $version" || fail "$program says $("$program" --version), and Cargo.toml $version"
+    "$program" --version | grep -F " $version" >/dev/null || fail "$program says $("$program" --version), and Cargo.toml $version"
     libc=$(printf '%s\n' "$libc" $(objdump -T "$program" | grep -o 'GLIBC_[0-9.]*' | cut -d_ -f2) | sort -V | tail -1)
     "$program" completions bash >"$tree/share/bash-completion/completions/$name"
     "$program" completions zsh >"$tree/share/zsh/site-functions/_$name"
     "$program" completions fish >"$tree/share/fish/vendor_completions.d/$name.fish"
-    # The verb is `completions man`, and was `man`.
-    "$program" completions man "$tree/share/man/man1" 2>/dev/null || "$program" man "$tree/share/man/man1"
+    "$program" completions man "$tree/share/man/man1"
 done
 [[ " ${mine[*]} " = *" dynamicinfer "* ]] || fail "the program dynamicinfer is missing: give it, too"
 unit() { # unit PATH-OF-THE-PROGRAM
@@ -118,7 +117,7 @@ gzip -9nc "$work/LICENSES-third-party" >"$doc/LICENSES-third-party.gz"
 find "$deb" -type f ! -perm 755 -exec chmod 644 {} +
 control="$work/control"
 mkdir -p "$control"
-gcc_s=$(objdump -p "$deb/usr/bin/dynamicinfer" | grep -qw libgcc_s.so.1 && echo ", libgcc-s1 (>= 3.0)" || true)
+gcc_s=$(objdump -p "$deb/usr/bin/dynamicinfer" | grep -w libgcc_s.so.1 >/dev/null && echo ", libgcc-s1 (>= 3.0)" || true)
 cat >"$control/control" <<END
 Package: dynamicinfer
 Version: $version
