@@ -207,6 +207,7 @@ fn by_engine_with(
         history: case.history.clone(),
         placed: case.placed.iter().map(|placed| bytemuck::cast_slice(placed).to_vec()).collect(),
         kernels: engine.kernels,
+        threads: 1,
         link_gb_s: FAST.link_gb_s,
         latency: None,
     };

@@ -277,6 +277,7 @@ fn background(engine: &Engine) -> Background {
         history: vec![vec![0.1; FFN]; LAYERS],
         placed: vec![Vec::new(); LAYERS],
         kernels: engine.kernels,
+        threads: 1,
         link_gb_s: SLOW.link_gb_s,
         latency: None,
     };

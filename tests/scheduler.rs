@@ -138,6 +138,7 @@ fn bench_of(
         history: vec![vec![0.1; ffn]; layers],
         placed,
         kernels: engine.kernels,
+        threads: 1,
         link_gb_s: rates.link_gb_s,
         latency,
     };

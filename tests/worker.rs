@@ -433,6 +433,7 @@ fn with_scheduler(engine: &mut Engine) {
         history: vec![vec![0.1; ffn]; layers],
         placed: vec![Vec::new(); layers],
         kernels: engine.kernels,
+        threads: 1,
         link_gb_s: RATES.link_gb_s,
         latency: Some(Latency { observation_ns: 0.0, gb_s: 1e6 }),
     };

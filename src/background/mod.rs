@@ -17,6 +17,7 @@ mod worker;
 
 use crate::cache::exchange::{Receiver, Sender, exchange_of};
 use crate::cache::{Frames, NeuronCache};
+use crate::clock;
 use crate::cpu::Kernels;
 use crate::device::Device;
 use crate::engine::{DividedLayer, Lookahead, Migrator, MigratorCounts, Sparsity};
@@ -25,7 +26,7 @@ use crate::model::Model;
 use crate::predictor::{Calibration, Predictor};
 use crate::scheduler::sequences::Known;
 use crate::scheduler::thresholds::LossWeight;
-use crate::scheduler::{Comparison, Policy, Rules, Verdict};
+use crate::scheduler::{Comparison, LayerTimes, Policy, Rules, Verdict};
 pub use learnt::{Keep, Learner, Learnt};
 use message::{Position, SentDecision, SentObservation};
 use std::sync::Arc;
@@ -72,6 +73,8 @@ pub struct BackgroundOptions {
     pub placed: Vec<Vec<StoreId>>,
     /// CPU kernels for the predictor.
     pub kernels: Kernels,
+    /// Threads that compute the host's part of an FFN, of which the engine's is one.
+    pub threads: usize,
     /// The link's rate in GB/s, until it has been measured.
     pub link_gb_s: f64,
     /// How long the scheduler takes for an observation on a virtual clock; `None` for a thread of its own, and the time that it takes.
@@ -125,6 +128,16 @@ pub struct Background {
     sent: Vec<u64>,
     /// The frequencies of each sequence, which the scheduler adds to.
     known: Known,
+    threads: usize,
+    begun: Begun,
+}
+
+/// Moves that have begun since the scheduler was shown a layer.
+#[derive(Clone, Copy, Default)]
+struct Begun {
+    moves: u64,
+    /// What beginning them took on the engine's thread, ns, without what a virtual device did for them; 0 on a virtual clock.
+    ns: u64,
 }
 
 impl Background {
@@ -151,6 +164,7 @@ impl Background {
         let shared = Shared { policy: AtomicUsize::new(options.policy as usize), ..Shared::default() };
         let shared = Arc::new(shared);
         let (ahead, tune, latency) = (options.ahead.max(1), Arc::clone(&options.tune), options.latency);
+        let threads = options.threads.max(1);
         let lookahead = options.predictor.clone().map(|predictor| (predictor, ahead));
         let mut worker = Worker::new(model, block_bytes, options);
         worker.learner = learner;
@@ -167,8 +181,22 @@ impl Background {
             Beside::Thread { to, from, thread: Some(std::thread::Builder::new().name("scheduler".into()).spawn(run)?) }
         };
         let counts = MigratorCounts::default();
-        let (pass, now, sent) = (0, Position::default(), vec![0; layers]);
-        Ok(Background { beside, shared, layers, ahead, lookahead, tune, pass, now, counts, sent, known })
+        let (pass, now, sent, begun) = (0, Position::default(), vec![0; layers], Begun::default());
+        Ok(Background {
+            beside,
+            shared,
+            layers,
+            ahead,
+            lookahead,
+            tune,
+            pass,
+            now,
+            counts,
+            sent,
+            known,
+            threads,
+            begun,
+        })
     }
 
     fn holding(&self) -> Policy {
@@ -224,7 +252,8 @@ impl Migrator for Background {
         let now_ns = device.totals().clock_ns;
         // Decisions made under a policy that balances thresholds may arrive after a change to one that does not.
         let (balances, now) = (self.balances(), self.now);
-        let counts = &mut self.counts;
+        let (counts, all) = (&mut self.counts, &mut self.begun);
+        let is_timed = matches!(self.beside, Beside::Thread { .. });
         let mut apply = |decision: &mut SentDecision| {
             let layer = decision.layer.index();
             if let Some(probabilities) = decision.thresholds.take().filter(|_| balances) {
@@ -239,8 +268,13 @@ impl Migrator for Background {
             }
             let moves = decision.moves.iter().map(|m| (m.slot(), m.neuron()));
             let frames = frames.as_mut().map(|frames| &mut **frames as &mut dyn Frames);
+            let (mut lap, pretended) = (clock::now(), device.totals().pretended_ns);
             let outcome = cache.migrate_all(device, layer, frames, moves);
             counts.refused += outcome.refused as u64;
+            all.moves += outcome.begun as u64;
+            if is_timed {
+                all.ns += clock::lap(&mut lap).saturating_sub(device.totals().pretended_ns - pretended);
+            }
             if !decision.moves.is_empty() {
                 let (begun, refused) = (outcome.begun, outcome.refused);
                 trace!(layer, moves = decision.moves.len(), begun, refused, "moves begin");
@@ -270,6 +304,8 @@ impl Migrator for Background {
         let (wants_scores, decodes) = (self.wants_scores(), at.n == 1 || at.batch);
         let (position, ahead, looks_ahead) = (self.now, self.ahead, self.lookahead.is_some());
         let totals = device.totals();
+        let Begun { moves, ns } = std::mem::take(&mut self.begun);
+        let times = LayerTimes { moves, moves_ns: ns / self.threads as u64, ..at.times };
         // Taken out and put back: an observation that is lost has told nothing.
         let mut sent = std::mem::take(&mut self.sent);
         self.send(totals.clock_ns, |seen| {
@@ -306,7 +342,7 @@ impl Migrator for Background {
             if let Some(target) = cache.layers.get(at.layer + ahead).filter(|_| looks_ahead) {
                 seen.ahead_slots.fill(&target.table, &mut sent[at.layer + ahead]);
             }
-            (seen.in_flight, seen.totals, seen.times) = (cache.in_flight() as u64, totals, at.times);
+            (seen.in_flight, seen.totals, seen.times) = (cache.in_flight() as u64, totals, times);
         });
         self.sent = sent;
     }

@@ -159,7 +159,13 @@ pub fn replay_with(
 /// What a layer would have been measured to take.
 fn times(stage: &StageCosts, neurons: PerTier<u64>) -> LayerTimes {
     let of = |ns: fn(Lane, u64) -> f64| PerTier::from_fn(|tier| ns(stage.lanes[tier], neurons[tier]) as u64);
-    LayerTimes { ffn_ns: of(Lane::for_count), fixed_ns: of(|lane, _| lane.fixed_ns), neurons, merge_ns: 0 }
+    LayerTimes {
+        ffn_ns: of(Lane::for_count),
+        fixed_ns: of(|lane, _| lane.fixed_ns),
+        neurons,
+        merge_ns: 0,
+        ..LayerTimes::default()
+    }
 }
 
 /// The rules with which a policy works on what the trace has: neurons, or the experts of a mixture.

@@ -515,6 +515,7 @@ impl DeviceOptions {
             history: history.collect(),
             placed: placed.iter().enumerate().map(positions).collect(),
             kernels: engine.kernels,
+            threads: engine.threads(),
             link_gb_s: budget.machine.link_gb_s,
             latency: (self.kind == DeviceKind::Virtual && !self.wall_clock)
                 .then_some(Latency { observation_ns: OBSERVATION_NS, gb_s: budget.machine.dram_gb_s }),

@@ -18,6 +18,10 @@ pub struct LayerTimes {
     pub neurons: PerTier<u64>,
     /// Time of adding the parts together, ns.
     pub merge_ns: u64,
+    /// Moves that have begun since the layer before.
+    pub moves: u64,
+    /// Time for which beginning them kept the CPU from its part, ns.
+    pub moves_ns: u64,
 }
 
 /// The rates as measured so far.
@@ -30,6 +34,9 @@ pub struct Rates {
     /// When the last token ended by the device's clock, ns; 0 if other work has come since.
     token_ended_ns: u64,
     layers: Vec<LayerRates>,
+    /// Time of the CPU for a neuron, and to begin a move, of late, ns.
+    computing_ns: Option<f64>,
+    moving_ns: Option<f64>,
     copies: CopyFit,
 }
 
@@ -64,6 +71,8 @@ impl Rates {
             cpu_share: 0.0,
             token_ended_ns: 0,
             layers: vec![LayerRates::default(); layers],
+            computing_ns: None,
+            moving_ns: None,
             copies: CopyFit::default(),
         }
     }
@@ -83,9 +92,12 @@ impl Rates {
         self.copies.start_ns()
     }
 
-    /// Share of the time, 0 to 1, in which the CPU's part reads memory.
-    pub fn cpu_share(&self) -> f64 {
-        self.cpu_share
+    /// What a move takes from the CPU, in neurons that it could compute meanwhile: memory that it reads while a block is copied from there, and
+    /// the engine's thread, which begins the copy.
+    pub fn move_cost(&self) -> f64 {
+        let begun =
+            self.moving_ns.zip(self.computing_ns).map_or(0.0, |(moving, computing)| moving / computing.max(1.0));
+        self.cpu_share + begun
     }
 
     /// The time since the last measurement says nothing of decoding (a prompt ran): the next call of [`Rates::measure`] only starts again.
@@ -107,7 +119,14 @@ impl Rates {
         for tier in Tier::ALL.into_iter().filter(|&tier| now.neurons[tier] > 0) {
             fixed_ns[tier] = now.fixed_ns[tier];
             let ns = now.ffn_ns[tier].saturating_sub(now.fixed_ns[tier]);
-            neuron_ns[tier] = follow(neuron_ns[tier], ns as f64 / now.neurons[tier] as f64);
+            let each = ns as f64 / now.neurons[tier] as f64;
+            neuron_ns[tier] = follow(neuron_ns[tier], each);
+            if tier == Tier::Host {
+                self.computing_ns = follow(self.computing_ns, each);
+            }
+        }
+        if now.moves > 0 {
+            self.moving_ns = follow(self.moving_ns, now.moves_ns as f64 / now.moves as f64);
         }
         if Tier::ALL.iter().all(|&tier| now.neurons[tier] > 0) {
             *merge_ns = follow(*merge_ns, now.merge_ns as f64);
@@ -172,13 +191,42 @@ mod tests {
         let mut rates = Rates::new(16.0, 2);
         let at = |host: u64, device: u64| PerTier::all(host).with(Tier::Device, device);
         let fixed_ns = at(120, 40);
-        rates.layer(0, LayerTimes { ffn_ns: at(0, 540), fixed_ns, neurons: at(0, 10), merge_ns: 70 });
+        let times = |host, ffn_ns| LayerTimes {
+            ffn_ns,
+            fixed_ns,
+            neurons: at(host, 10),
+            merge_ns: 70,
+            ..LayerTimes::default()
+        };
+        rates.layer(0, times(0, at(0, 540)));
         assert_eq!(rates.costs(0), None);
-        rates.layer(0, LayerTimes { ffn_ns: at(1020, 540), fixed_ns, neurons: at(3, 10), merge_ns: 70 });
+        rates.layer(0, times(3, at(1020, 540)));
         let lanes = rates.costs(0).unwrap().lanes;
         assert_eq!(lanes[Tier::Host], Lane { fixed_ns: 190.0, neuron_ns: 300.0 });
         assert_eq!(lanes[Tier::Device], Lane { fixed_ns: 40.0, neuron_ns: 50.0 });
         assert_eq!(rates.costs(1), None);
+    }
+
+    /// The engine's thread takes 600 ns to begin a move, while the CPU's part takes 200 ns a neuron: a move costs three neurons, beside the
+    /// memory that it takes from the CPU.
+    #[test]
+    fn a_move_costs_what_the_cpu_could_compute_while_it_is_begun() {
+        let mut rates = Rates::new(16.0, 1);
+        let took = |moves: u64| LayerTimes {
+            ffn_ns: PerTier::all(800),
+            neurons: PerTier::all(4),
+            moves,
+            moves_ns: 600 * moves,
+            ..LayerTimes::default()
+        };
+        rates.layer(0, LayerTimes { moves: 0, ..took(0) });
+        assert_eq!(rates.move_cost(), 0.0);
+        rates.layer(0, took(5));
+        rates.layer(0, took(0));
+        assert_eq!(rates.move_cost(), 3.0);
+        // One that takes longer is followed.
+        (0..500).for_each(|_| rates.layer(0, LayerTimes { moves_ns: 12_000, ..took(10) }));
+        assert!((rates.move_cost() - 6.0).abs() < 0.01, "{}", rates.move_cost());
     }
 
     #[test]

@@ -256,7 +256,7 @@ impl Scheduler {
 
     /// What a move costs in hits.
     fn cost(&self) -> f64 {
-        let share = self.rules.move_cost.unwrap_or(self.rates.cpu_share());
+        let share = self.rules.move_cost.unwrap_or(self.rates.move_cost());
         if self.rules.clusters { CLUSTER_COST * share } else { share }
     }
 

@@ -418,6 +418,7 @@ impl<'a> Simulation<'a> {
             fixed_ns: of(scale.call_ns, 0.0),
             neurons: of(cpu, gpu),
             merge_ns: (scale.split_ns - scale.call_ns).max(0.0) as u64,
+            ..LayerTimes::default()
         };
         self.pass(all, device_ns);
         all

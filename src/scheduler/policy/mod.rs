@@ -204,8 +204,8 @@ pub struct Rules {
     pub max_more: f64,
     /// A pair of thresholds for all layers, instead of balancing them; for experiments.
     pub pair: Option<PerTier<f32>>,
-    /// What a move costs, in neurons that the CPU could compute meanwhile; `None` for the measured share of the time in which the CPU reads
-    /// memory.
+    /// What a move costs, in neurons that the CPU could compute meanwhile; `None` for what is measured
+    /// ([`Rates::move_cost`](super::rates::Rates::move_cost)).
     pub move_cost: Option<f64>,
     /// The numbers are of clusters of neurons, the experts of a mixture: few, each large, and exactly so many for a token. What they are
     /// worth is then forecast ([`super::forecast`]).

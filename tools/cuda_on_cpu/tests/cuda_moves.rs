@@ -171,6 +171,7 @@ fn scheduler(engine: &Engine, policy: Policy) -> Background {
         history: vec![vec![0.1; ffn]; layers],
         placed: vec![(0..ffn / 2).map(StoreId::new).collect(); layers],
         kernels: engine.kernels,
+        threads: 1,
         link_gb_s: 1.0,
         latency: None,
     };
