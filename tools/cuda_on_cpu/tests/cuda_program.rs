@@ -1,6 +1,9 @@
 //! The program on machines with a card, with one that fails, and with none: the text is the same, and every failure is a sentence.
 
 mod common;
+// It takes five minutes of one core, beside which the other tests here run.
+#[path = "cuda_program/gpu_check.rs"]
+mod gpu_check;
 
 use common::{Done, Machine};
 

@@ -1,8 +1,6 @@
 //! `tools/gpu_check` as it runs beside a card: the stand-in's, with tiny models.
 
-mod common;
-
-use common::Machine;
+use crate::common::Machine;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
