@@ -193,7 +193,13 @@ pub const KEYS: [Key; 41] = [
         false,
         "threads to compute with; 0 for one per core, one less with a GPU",
     ),
-    key("engine.kv", Kind::Choice(&["f16", "f32"]), "\"f16\"", false, "type of the key/value cache: f16 or f32"),
+    key(
+        "engine.kv",
+        Kind::Choice(&["f16", "f32", "q8_0", "q4_0"]),
+        "\"f16\"",
+        false,
+        "type of the key/value cache: f16, f32, q8_0 or q4_0",
+    ),
     key(
         "engine.prefill",
         Kind::Choice(&["exact", "int8", "int8-per-tensor"]),

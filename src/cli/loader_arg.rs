@@ -81,8 +81,9 @@ impl LoaderArgs {
     /// # Errors
     /// [`Error::Usage`] for an invalid setting, and for an option about a device without a device.
     pub fn options(&self, model: &str, settings: &Settings, traced: bool) -> Result<EngineOptions> {
-        let kv = KvArg::from_str(settings.text("engine.kv").unwrap_or("f16"), true)
-            .map_err(|_| Error::Usage(format!("engine.kv ({}) must be f16 or f32", settings.origin("engine.kv"))))?;
+        let kv = KvArg::from_str(settings.text("engine.kv").unwrap_or("f16"), true).map_err(|_| {
+            Error::Usage(format!("engine.kv ({}) must be f16, f32, q8_0 or q4_0", settings.origin("engine.kv")))
+        })?;
         let prefill = PrefillArg::from_str(settings.text("engine.prefill").unwrap_or("int8"), true).map_err(|_| {
             let origin = settings.origin("engine.prefill");
             Error::Usage(format!("engine.prefill ({origin}) must be exact, int8 or int8-per-tensor"))

@@ -72,8 +72,16 @@ pub struct EngineArgs {
 
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq)]
 pub enum KvArg {
+    /// 2 bytes a number
     F16,
+    /// 4 bytes
     F32,
+    /// 1.06 bytes: about as exact as f16, and half of its memory
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// 0.56 bytes: less exact
+    #[value(name = "q4_0")]
+    Q4_0,
 }
 
 /// The parts of the neuron cache in memory that can be switched off.
@@ -108,6 +116,8 @@ impl KvArg {
         match self {
             KvArg::F16 => KvType::F16,
             KvArg::F32 => KvType::F32,
+            KvArg::Q8_0 => KvType::Q8_0,
+            KvArg::Q4_0 => KvType::Q4_0,
         }
     }
 }

@@ -102,11 +102,16 @@ enum KvPlaceArg {
 }
 
 impl KvPlaceArg {
-    fn place(self) -> KvPlace {
-        match self {
-            KvPlaceArg::Auto => KvPlace::Auto,
-            KvPlaceArg::Host => KvPlace::Host,
-            KvPlaceArg::Device => KvPlace::Device,
+    /// The place of keys and values of a type, as `run` has it.
+    fn place(self, kv: KvType) -> Result<KvPlace> {
+        match (self, kv.on_device()) {
+            (KvPlaceArg::Auto, true) => Ok(KvPlace::Auto),
+            (KvPlaceArg::Device, true) => Ok(KvPlace::Device),
+            (KvPlaceArg::Device, false) => Err(Error::Usage(format!(
+                "a device reads keys and values in f16, not in {}: take --kv f16 or --kv-place host",
+                kv.name()
+            ))),
+            (KvPlaceArg::Auto | KvPlaceArg::Host, _) => Ok(KvPlace::Host),
         }
     }
 }
@@ -162,7 +167,7 @@ pub fn run(args: Args) -> Result<()> {
         vram: args.vram,
         ram: args.ram,
         ffn_share: args.ffn_share,
-        kv: args.kv_place.place(),
+        kv: args.kv_place.place(kv)?,
         sequences: args.parallel,
         predictor_bytes: prediction.bytes,
         computed_share: prediction.computed_share,

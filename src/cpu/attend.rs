@@ -16,7 +16,7 @@ pub const MANY_QUERIES: usize = 96;
 /// Keys and values of one head.
 #[derive(Clone, Copy)]
 pub struct Head<'a> {
-    /// Type of the numbers: f16 or f32.
+    /// Type of the numbers: f16, f32 or a block type that a head is whole blocks of.
     pub quant: Quant,
     /// `[positions, dim]`
     pub keys: &'a [u8],
@@ -39,6 +39,8 @@ pub struct AttendScratch {
     weights: Vec<f32>,
     /// `[n, dim]`
     mixed: Vec<f32>,
+    /// Decoded keys or values of a few positions: `[up to DECODED, dim]`.
+    decoded: Vec<f32>,
     /// The queries, and the scores, as tiles read them.
     panels: FloatPanels,
     score_panels: FloatPanels,
@@ -65,6 +67,7 @@ impl AttendScratch {
         room(&mut self.scores, queries * positions);
         room(&mut self.weights, queries * MAX_AXPY_ROWS);
         room(&mut self.mixed, queries * dim);
+        room(&mut self.decoded, DECODED * dim);
         if self.queries.capacity() < queries * dim {
             self.queries.resize(queries * dim, 0.0);
             self.columns.set(&self.queries, queries, Quant::F32);
@@ -87,32 +90,44 @@ impl AttendScratch {
         dim: usize,
         sees: impl Fn(usize) -> Range<usize>,
     ) -> &[f32] {
-        let AttendScratch { queries, columns, scores, weights, mixed, .. } = self;
+        let AttendScratch { queries, columns, scores, weights, mixed, decoded, .. } = self;
         let (n, stride) = (queries.len() / dim, head.quant.number_bytes(dim));
         let positions = head.keys.len() / stride;
         assert!(!head.quant.is_grouped() && head.values.len() == head.keys.len());
-        columns.set(queries, n, head.quant);
+        let (quant, stride, together) = match head.quant {
+            Quant::Block(_) => (Quant::F32, dim * size_of::<f32>(), DECODED),
+            quant => (quant, stride, positions),
+        };
+        columns.set(queries, n, quant);
         scores.resize(n * positions, 0.0);
-        let rows = Rows { first: head.keys.as_ptr(), stride, ahead: 0 };
-        // SAFETY: each key has `dim` numbers; `scores` has a place for each of each query; the kernels are for this machine.
-        unsafe { (kernels.dot(head.quant))(rows, positions, columns, scores.as_mut_ptr(), positions) };
+        for first in (0..positions).step_by(together.max(1)) {
+            let count = together.min(positions - first);
+            let rows =
+                Rows { first: numbers(kernels, head, head.keys, dim, first..first + count, decoded), stride, ahead: 0 };
+            // SAFETY: each key has `dim` numbers; `scores` has a place for each of each query; the kernels are for this machine.
+            unsafe { (kernels.dot(quant))(rows, count, columns, scores.as_mut_ptr().add(first), positions) };
+        }
         weigh(scores, positions, dim, head.sinks, sees);
         mixed.clear();
         mixed.resize(n * dim, 0.0);
-        let add = kernels.axpy(head.quant);
-        for first in (0..positions).step_by(MAX_AXPY_ROWS) {
-            let count = MAX_AXPY_ROWS.min(positions - first);
-            let row = |r: usize| head.values[(first + r.min(count - 1)) * stride..].as_ptr();
-            let rows: [*const u8; MAX_AXPY_ROWS] = std::array::from_fn(row);
-            let weights = if n == 1 {
-                &scores[first..first + count]
-            } else {
-                weights.clear();
-                (0..count).for_each(|r| weights.extend((0..n).map(|b| scores[b * positions + first + r])));
-                &weights[..]
-            };
-            // SAFETY: each value has `dim` numbers, as has each query's part of `mixed`.
-            unsafe { add(&rows[..count], MAX_AXPY_ROWS * stride, weights, dim, mixed) };
+        let add = kernels.axpy(quant);
+        for start in (0..positions).step_by(together.max(1)) {
+            let range = start..positions.min(start + together);
+            let values = numbers(kernels, head, head.values, dim, range.clone(), decoded);
+            for first in range.clone().step_by(MAX_AXPY_ROWS) {
+                let count = MAX_AXPY_ROWS.min(range.end - first);
+                let row = |r: usize| values.wrapping_add((first - start + r.min(count - 1)) * stride);
+                let rows: [*const u8; MAX_AXPY_ROWS] = std::array::from_fn(row);
+                let weights = if n == 1 {
+                    &scores[first..first + count]
+                } else {
+                    weights.clear();
+                    (0..count).for_each(|r| weights.extend((0..n).map(|b| scores[b * positions + first + r])));
+                    &weights[..]
+                };
+                // SAFETY: each value has `dim` numbers, as has each query's part of `mixed`.
+                unsafe { add(&rows[..count], MAX_AXPY_ROWS * stride, weights, dim, mixed) };
+            }
         }
         mixed
     }
@@ -149,6 +164,31 @@ impl AttendScratch {
         }
         mixed
     }
+}
+
+/// Positions whose keys or values are decoded at a time: with the queries they stay in L1.
+const DECODED: usize = 64;
+
+/// Keys or values (`rows`, of `head`) of positions `range`, as floats: where they lie, or decoded.
+fn numbers(
+    kernels: &Kernels,
+    head: Head<'_>,
+    rows: &[u8],
+    dim: usize,
+    range: Range<usize>,
+    decoded: &mut Vec<f32>,
+) -> *const u8 {
+    let stride = head.quant.number_bytes(dim);
+    let rows = &rows[range.start * stride..range.end * stride];
+    if !matches!(head.quant, Quant::Block(_)) {
+        return rows.as_ptr();
+    }
+    // Heads are whole blocks, so their rows together are one long row, which once added to nothing is decoded.
+    decoded.clear();
+    decoded.resize(range.len() * dim, 0.0);
+    // SAFETY: the numbers of a row are all that block types read; as many are in `decoded`.
+    unsafe { (kernels.axpy(head.quant))(&[rows.as_ptr()], 0, &[1.0], decoded.len(), decoded) };
+    decoded.as_ptr().cast()
 }
 
 /// Keys that are multiplied by a call of the tiles.

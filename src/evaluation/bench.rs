@@ -517,7 +517,7 @@ fn row(
         model_size: model.file_bytes(),
         model_n_params: model.config.parameters(),
         n_threads: engine.threads(),
-        type_k: if kv == KvType::F16 { "f16".into() } else { "f32".into() },
+        type_k: kv.name().into(),
         n_prompt: prompt,
         n_gen: generate,
         n_depth: depth,

@@ -2,6 +2,7 @@
 
 use super::config::ModelConfig;
 use crate::error::{Error, Result};
+use crate::formats::blocks::{BlockType, Q4_0, Q8_0};
 use crate::formats::rows::Quant;
 use bytemuck::allocation::try_zeroed_vec;
 use half::f16;
@@ -18,22 +19,71 @@ pub enum KvType {
     F16,
     /// 4 bytes a number.
     F32,
+    /// A byte a number, and an f16 scale for each 32 of a head: GGUF's blocks.
+    Q8_0,
+    /// Half a byte a number, and an f16 scale for each 32 of a head: GGUF's blocks.
+    Q4_0,
 }
 
 impl KvType {
-    /// Bytes of a number.
-    pub const fn bytes(self) -> usize {
+    /// All of them, the most exact first.
+    pub const ALL: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Q8_0, KvType::Q4_0];
+
+    /// The name that options, settings and files have for it.
+    pub const fn name(self) -> &'static str {
         match self {
-            KvType::F16 => 2,
-            KvType::F32 => 4,
+            KvType::F16 => "f16",
+            KvType::F32 => "f32",
+            KvType::Q8_0 => "q8_0",
+            KvType::Q4_0 => "q4_0",
         }
     }
 
-    /// The type of keys and values as rows that kernels read.
+    /// The type of keys and values as rows that kernels read, each of a head at a position.
     pub const fn quant(self) -> Quant {
         match self {
             KvType::F16 => Quant::F16,
             KvType::F32 => Quant::F32,
+            KvType::Q8_0 => Quant::Block(BlockType::Q8_0),
+            KvType::Q4_0 => Quant::Block(BlockType::Q4_0),
+        }
+    }
+
+    /// Whether a device's kernels read it; of other types attention is the host's.
+    pub const fn on_device(self) -> bool {
+        matches!(self, KvType::F16)
+    }
+
+    /// Bytes of the keys, or of the values, of a head at a position.
+    pub const fn head_bytes(self, head_dim: usize) -> usize {
+        self.quant().number_bytes(head_dim)
+    }
+
+    /// Whether heads of `head_dim` numbers can be stored so.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with the types that can.
+    pub fn check(self, head_dim: usize) -> Result<()> {
+        let unit = self.quant().unit();
+        if head_dim.is_multiple_of(unit) {
+            return Ok(());
+        }
+        Err(Error::Usage(format!(
+            "keys and values in {} need heads of a multiple of {unit} numbers; this model's have {head_dim}: take f16 or f32",
+            self.name()
+        )))
+    }
+
+    /// Stores the numbers of a head, rounded to the nearest that the type has.
+    fn put(self, values: &[f32], to: &mut [u8]) {
+        match self {
+            KvType::F16 => {
+                let halves: &mut [u16] = bytemuck::cast_slice_mut(to);
+                halves.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values);
+            }
+            KvType::F32 => to.copy_from_slice(bytemuck::cast_slice(values)),
+            KvType::Q8_0 => Q8_0::put_nearest(values, to),
+            KvType::Q4_0 => Q4_0::put_nearest(values, to),
         }
     }
 }
@@ -46,10 +96,10 @@ pub struct KvCache {
     /// How its numbers are stored.
     pub kind: KvType,
     heads: usize,
-    head_dim: usize,
-    /// `[layers, 2 (keys, values), heads, context, head_dim]`
-    f16s: Vec<u16>,
-    f32s: Vec<f32>,
+    /// Bytes of a head's keys, or values, at a position.
+    head_bytes: usize,
+    /// `[layers, 2 (keys, values), heads, context, head_bytes]` bytes, in words so that floats are aligned.
+    words: Vec<u64>,
     /// Positions filled.
     pub len: usize,
     id: u64,
@@ -67,51 +117,50 @@ impl KvCache {
     /// Bytes of the keys and values of `context` positions in all layers; `u64::MAX` where it would be more.
     pub fn bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
         // A user's context may be any number; the rest is bounded by `ModelConfig::check`.
-        ((config.layers * 2 * config.kv_dim() * kind.bytes()) as u64).saturating_mul(context as u64)
+        ((config.layers * 2 * config.kv_heads * kind.head_bytes(config.head_dim)) as u64).saturating_mul(context as u64)
     }
 
     /// An empty cache with room for `context` positions.
     ///
     /// # Errors
     /// [`Error::Memory`] if the system does not give that much address space. Whether so much memory is free the caller must ask
-    /// itself: it is taken later, position by position.
+    /// itself: it is taken later, position by position. [`Error::Usage`] if the model's heads cannot be stored as `kind`.
     pub fn new(config: &ModelConfig, context: usize, kind: KvType) -> Result<KvCache> {
+        kind.check(config.head_dim)?;
         let no_room = |()| Error::Memory(format!("there is no memory for the keys and values of {context} positions"));
-        let numbers = (config.layers * 2 * config.kv_dim()).checked_mul(context).ok_or(()).map_err(no_room)?;
-        // Zeroed allocations are mapped lazily by the allocator: untouched positions cost no memory.
-        let (f16s, f32s) = match kind {
-            KvType::F16 => (try_zeroed_vec(numbers).map_err(no_room)?, Vec::new()),
-            KvType::F32 => (Vec::new(), try_zeroed_vec(numbers).map_err(no_room)?),
-        };
+        let bytes = usize::try_from(KvCache::bytes_for(config, context, kind)).map_err(|_| no_room(()))?;
         Ok(KvCache {
             context,
             kind,
             heads: config.kv_heads,
-            head_dim: config.head_dim,
-            f16s,
-            f32s,
+            head_bytes: kind.head_bytes(config.head_dim),
+            // Zeroed allocations are mapped lazily by the allocator: untouched positions cost no memory.
+            words: try_zeroed_vec(bytes.div_ceil(8)).map_err(no_room)?,
             len: 0,
             id: fresh_id(),
             untouched: 0,
         })
     }
 
+    /// Bytes of the run of one head's keys (part 0) or values (part 1) in a layer.
     fn start(&self, layer: usize, part: usize, head: usize) -> usize {
-        (((layer * 2 + part) * self.heads) + head) * self.context * self.head_dim
+        (((layer * 2 + part) * self.heads) + head) * self.context * self.head_bytes
+    }
+
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
     }
 
     /// Writes keys (part 0) or values (part 1) of all heads of a layer, `[heads * head_dim]`, at `position`.
     pub fn put(&mut self, layer: usize, part: usize, position: usize, values: &[f32]) {
         assert!(position < self.context);
         self.untouched = self.untouched.min(position);
-        for (head, values) in values.chunks_exact(self.head_dim).enumerate() {
-            let at = self.start(layer, part, head) + position * self.head_dim;
-            match self.kind {
-                KvType::F16 => {
-                    self.f16s[at..at + self.head_dim].reinterpret_cast_mut::<f16>().convert_from_f32_slice(values)
-                }
-                KvType::F32 => self.f32s[at..at + self.head_dim].copy_from_slice(values),
-            }
+        let (run, first) = (self.context * self.head_bytes, self.start(layer, part, 0) + position * self.head_bytes);
+        let (kind, head_bytes) = (self.kind, self.head_bytes);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        for (head, values) in values.chunks_exact(values.len() / self.heads).enumerate() {
+            let at = first + head * run;
+            kind.put(values, &mut bytes[at..at + head_bytes]);
         }
     }
 
@@ -140,36 +189,30 @@ impl KvCache {
     /// Keys or values of one head from position `from` to the last one filled, as f16 bits. `run` is (layer * 2 + part) * heads + head,
     /// part 0 being keys.
     pub fn run(&self, run: usize, from: usize) -> &[u16] {
-        let start = run * self.context * self.head_dim;
-        &self.f16s[start + from * self.head_dim..start + self.len * self.head_dim]
+        assert_eq!(self.kind, KvType::F16);
+        let start = run * self.context * self.head_bytes;
+        bytemuck::cast_slice(&self.bytes()[start + from * self.head_bytes..start + self.len * self.head_bytes])
     }
 
-    /// Keys and values of one head at positions `range`, `[positions, head_dim]` numbers of [`KvType::quant`] each.
+    /// Keys and values of one head at positions `range`, `[positions]` rows of [`KvType::quant`] each.
     pub fn head(&self, layer: usize, head: usize, range: Range<usize>) -> [&[u8]; 2] {
         assert!(range.end <= self.context);
-        let part = |part: usize| {
+        [0, 1].map(|part| {
             let start = self.start(layer, part, head);
-            let range = start + range.start * self.head_dim..start + range.end * self.head_dim;
-            match self.kind {
-                KvType::F16 => bytemuck::cast_slice(&self.f16s[range]),
-                KvType::F32 => bytemuck::cast_slice(&self.f32s[range]),
-            }
-        };
-        [part(0), part(1)]
+            &self.bytes()[start + range.start * self.head_bytes..start + range.end * self.head_bytes]
+        })
     }
 
     /// Copies the first `len` positions of another cache of the same shape; what was here is forgotten.
     pub fn copy_from(&mut self, other: &KvCache, len: usize) {
         assert!(len <= other.len && len <= self.context);
-        assert_eq!((self.kind, self.heads, self.head_dim), (other.kind, other.heads, other.head_dim));
+        assert_eq!((self.kind, self.heads, self.head_bytes), (other.kind, other.heads, other.head_bytes));
         // Per layer, part and head: one run each.
-        let (from_run, to_run) = (other.context * self.head_dim, self.context * self.head_dim);
-        let numbers = len * self.head_dim;
-        for (to, from) in self.f16s.chunks_exact_mut(to_run).zip(other.f16s.chunks_exact(from_run)) {
-            to[..numbers].copy_from_slice(&from[..numbers]);
-        }
-        for (to, from) in self.f32s.chunks_exact_mut(to_run).zip(other.f32s.chunks_exact(from_run)) {
-            to[..numbers].copy_from_slice(&from[..numbers]);
+        let (from_run, to_run) = (other.context * self.head_bytes, self.context * self.head_bytes);
+        let bytes = len * self.head_bytes;
+        let to: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        for (to, from) in to.chunks_exact_mut(to_run).zip(other.bytes().chunks_exact(from_run)) {
+            to[..bytes].copy_from_slice(&from[..bytes]);
         }
         (self.len, self.untouched) = (len, 0);
     }

@@ -343,12 +343,11 @@ impl DeviceOptions {
             // What is on disk takes no memory.
             ram: need.ram.filter(|_| need.resident),
             ffn_share: self.ffn_share,
-            // The device's kernels read keys and values in f16 only.
-            kv: match need.kv {
+            kv: match (need.kv.on_device(), self.deterministic) {
                 // Attention of host and device differs in its last bits, so here it changes sides only where every neuron fits.
-                KvType::F16 if self.deterministic => KvPlace::Spare,
-                KvType::F16 => KvPlace::Auto,
-                _ => KvPlace::Host,
+                (true, true) => KvPlace::Spare,
+                (true, false) => KvPlace::Auto,
+                (false, _) => KvPlace::Host,
             },
             sequences: need.sequences,
             predictor_bytes: predictor_bytes(engine.sparsity(), lookahead, &model.config),

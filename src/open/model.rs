@@ -377,7 +377,7 @@ pub fn check_activation(store: &Path, told: &dyn Listener) -> Result<()> {
 /// noted, if the model can run it at all.
 ///
 /// # Errors
-/// [`Error::Usage`] for more positions than the model has, [`Error::Memory`] where keys and values do not fit.
+/// [`Error::Usage`] for more positions than the model has and for a type that its heads do not fit, [`Error::Memory`] where keys and values do not fit.
 pub fn check_context(model: &Model, context: usize, kv: KvType, told: &dyn Listener) -> Result<()> {
     let trained = model.config.context;
     if context > trained && model.positions.is_some() {
@@ -388,10 +388,11 @@ pub fn check_context(model: &Model, context: usize, kv: KvType, told: &dyn Liste
             "note: a context of {context} is beyond the {trained} positions this model was trained for"
         ));
     }
+    kv.check(model.config.head_dim)?;
     let needed = KvCache::bytes_for(&model.config, context, kv);
     if let Some(available) = crate::config::available_memory().filter(|&a| a < needed) {
         return Err(Error::Memory(format!(
-            "a context of {context} needs {} of memory and {} are free; take a smaller one",
+            "a context of {context} needs {} of memory and {} are free; take a smaller one, or --kv q8_0",
             human_bytes(needed),
             human_bytes(available)
         )));

@@ -58,7 +58,7 @@ impl DeviceKv {
     /// Whether there is room for all sequences of a pass.
     pub fn takes(&self, positions: &[TokenPosition], caches: &[KvCache]) -> bool {
         let sequences = (0..caches.len()).filter(|&i| positions.iter().any(|p| p.sequence == i)).count();
-        let fits = |p: &TokenPosition| caches[p.sequence].kind == KvType::F16 && p.position < self.heads.context;
+        let fits = |p: &TokenPosition| caches[p.sequence].kind.on_device() && p.position < self.heads.context;
         sequences <= self.held.len() && positions.iter().all(fits)
     }
 

@@ -2,7 +2,7 @@
 
 use super::fit::Weighted;
 use super::levels::Whole;
-use super::{Block, BlockType, f16_at, halves};
+use super::{Block, BlockType, f16_at, finite_half, halves, put_f16, to_steps, top};
 
 /// What the codes mean.
 type Codes = Whole<-8, 7>;
@@ -11,6 +11,22 @@ const ENDS: [f32; 10] = [-8.0, -8.5, -9.0, -10.0, -11.0, -7.5, 7.0, 7.5, 8.0, 9.
 /// The type.
 #[allow(non_camel_case_types)]
 pub struct Q4_0;
+
+impl Q4_0 {
+    /// Encodes whole blocks without a search for their scales: the number of the largest magnitude has code 0, which means -8. For what is
+    /// written for every token.
+    pub fn put_nearest(values: &[f32], blocks: &mut [u8]) {
+        let (values, _) = values.as_chunks::<{ Q4_0::NUMBERS }>();
+        for (values, block) in values.iter().zip(blocks.chunks_exact_mut(Q4_0::BYTES)) {
+            let d = finite_half(top(values) / -8.0);
+            put_f16(block, 0, d);
+            let codes = to_steps(values, d).map(|steps| (steps as i8 + 8).clamp(0, 15) as u8);
+            for (i, byte) in block[2..].iter_mut().enumerate() {
+                *byte = codes[i] | codes[16 + i] << 4;
+            }
+        }
+    }
+}
 
 impl Block for Q4_0 {
     const TYPE: BlockType = BlockType::Q4_0;

@@ -2,7 +2,7 @@
 
 use super::fit::Weighted;
 use super::levels::Whole;
-use super::{Block, BlockType, f16_at, finite_half, put_f16};
+use super::{Block, BlockType, f16_at, finite_half, put_f16, to_steps, top};
 
 /// What the codes mean. -128 is not used, as by others: some kernels negate codes.
 type Codes = Whole<-127, 127>;
@@ -11,6 +11,20 @@ const ENDS: [f32; 5] = [127.0, 125.0, 126.0, 128.0, 129.0];
 /// The type.
 #[allow(non_camel_case_types)]
 pub struct Q8_0;
+
+impl Q8_0 {
+    /// Encodes whole blocks without a search for their scales: the largest magnitude has code 127 or -127. For what is written for every token.
+    pub fn put_nearest(values: &[f32], blocks: &mut [u8]) {
+        let (values, _) = values.as_chunks::<{ Q8_0::NUMBERS }>();
+        for (values, block) in values.iter().zip(blocks.chunks_exact_mut(Q8_0::BYTES)) {
+            let d = finite_half(top(values).abs() / 127.0);
+            put_f16(block, 0, d);
+            for (code, steps) in block[2..].iter_mut().zip(to_steps(values, d)) {
+                *code = steps as i8 as u8;
+            }
+        }
+    }
+}
 
 impl Block for Q8_0 {
     const TYPE: BlockType = BlockType::Q8_0;
