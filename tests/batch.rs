@@ -282,7 +282,7 @@ fn a_copied_beginning_continues_as_the_original_does() {
         engine.forward(&mut copy, &[1, 2, 3], Logits::None);
         for len in [1, 7, prompt.len() - 1] {
             copy.copy_from(&original, len);
-            original.truncate(prompt.len());
+            original.rewind(prompt.len());
             let (rest, mut again) = (&prompt[len..], KvCache::new(&engine.model.config, CONTEXT, kind).unwrap());
             again.copy_from(&original, len);
             let want = engine.forward(&mut again, rest, Logits::Last).to_vec();
@@ -299,7 +299,7 @@ fn a_truncated_cache_is_as_good_as_a_new_one() {
     let mut used = cache(&engine);
     for _ in 0..20 {
         let tokens: Vec<u32> = (0..1 + prng.below(20)).map(|_| 5 + prng.below(90) as u32).collect();
-        used.truncate(prng.below(30) as usize);
+        used.rewind(prng.below(30) as usize);
         let mut fresh = cache(&engine);
         fresh.copy_from(&used, used.len);
         let want = engine.forward(&mut fresh, &tokens, Logits::Last).to_vec();

@@ -40,8 +40,8 @@ fn keys_and_values_on_the_device_follow_what_happens_to_the_hosts() {
             match prng.below(6) {
                 0 => {
                     let len = prng.below(ours[at].len as u64 + 1) as usize;
-                    ours[at].truncate(len);
-                    theirs[at].truncate(len);
+                    ours[at].rewind(len);
+                    theirs[at].rewind(len);
                 }
                 1 => {
                     let from = (at + 1) % 3;

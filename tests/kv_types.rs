@@ -7,7 +7,8 @@ use dynamicinfer::Error;
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::{Engine, Logits};
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::model::{KvCache, KvType};
+use dynamicinfer::model::layer::{Attention, Mixer};
+use dynamicinfer::model::{KvCache, KvType, ModelConfig};
 use dynamicinfer::open::{EngineOptions, Quiet, open};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::tokenizer::Special;
@@ -38,7 +39,7 @@ fn a_text_goes_on_alike_from_a_copied_a_cut_and_a_reused_cache() {
     for kind in KvType::ALL {
         let mut used = cache(&engine, CONTEXT, kind);
         for _ in 0..12 {
-            used.truncate(prng.below(80) as usize);
+            used.rewind(prng.below(80) as usize);
             // A smaller cache, in which another text stood.
             let mut copy = cache(&engine, CONTEXT / 2, kind);
             engine.forward(&mut copy, &text[100..180], Logits::None);
@@ -111,4 +112,112 @@ fn heads_that_are_no_whole_blocks_are_refused_with_what_can_be_taken() {
             _ => panic!("{} was taken", kind.name()),
         }
     }
+}
+
+/// A number that no other position of any text has, as f16 and f32 hold it.
+fn mark(text: u32, position: usize, layer: usize, part: usize) -> f32 {
+    let whole = (text as usize * 7919 + position * 31 + layer * 3 + part) % 65_521;
+    (whole as f32 - 32_760.0) / 512.0
+}
+
+/// A cache beside what it must hold: the text that each position is of.
+struct Naive {
+    cache: KvCache,
+    texts: Vec<u32>,
+}
+
+impl Naive {
+    /// A pass over `n` tokens of `text`.
+    fn append(&mut self, config: &ModelConfig, text: u32, n: usize) {
+        let first = self.cache.len;
+        for position in first..first + n {
+            self.texts.push(text);
+            for layer in 0..config.layers {
+                for part in [0, 1] {
+                    let numbers = vec![mark(text, position, layer, part); config.kv_dim()];
+                    self.cache.put(layer, part, position, &numbers);
+                }
+            }
+        }
+        self.cache.len += n;
+    }
+
+    /// What the next token sees is this text's and none other's: at both ends and at some places between.
+    fn check(&self, config: &ModelConfig, prng: &mut Prng) {
+        assert_eq!(self.cache.len, self.texts.len());
+        for layer in 0..config.layers {
+            let Mixer::Attention(Attention { window, .. }) = config.layer(layer).mixer;
+            let first = window.map_or(0, |window| (self.cache.len + 1).saturating_sub(window));
+            let between = |seen: usize| first + prng.below(seen as u64) as usize;
+            let places: Vec<usize> = match self.cache.len - first {
+                0 => Vec::new(),
+                seen => [first, self.cache.len - 1].into_iter().chain([seen; 8].map(between)).collect(),
+            };
+            for (position, head) in places.into_iter().flat_map(|place| (0..config.kv_heads).map(move |h| (place, h))) {
+                let found = self.cache.head(layer, head, position..position + 1);
+                for (part, bytes) in found.into_iter().enumerate() {
+                    let expected = mark(self.texts[position], position, layer, part).to_le_bytes();
+                    assert_eq!(bytes.len(), config.head_dim * 4);
+                    assert!(bytes.chunks_exact(4).all(|n| n == expected), "layer {layer}, position {position}");
+                }
+            }
+        }
+    }
+}
+
+/// 10,000 steps over caches of several sizes, layers with and without a window: passes, cuts, copies, other texts. A cut that a layer cannot
+/// follow leaves nothing; one by less than a few thousand tokens always can.
+#[test]
+fn caches_hold_what_a_list_of_texts_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = opened(dir.path(), "mistral", Quant::F32).config.clone();
+    config.form.windowed = (0..config.layers).map(|layer| layer % 2 == 1).collect();
+    config.window = Some(40);
+    let sizes = [9000, 6000, 4500, 300];
+    let whole = |context| (config.layers * 2 * config.kv_dim() * 4 * context) as u64;
+    assert!(KvCache::bytes_for(&config, 9000, KvType::F32) < whole(9000) * 3 / 4);
+    assert_eq!(KvCache::bytes_for(&config, 300, KvType::F32), whole(300));
+    let cache = |context| KvCache::new(&config, context, KvType::F32).unwrap();
+    let mut all: Vec<Naive> = sizes.iter().map(|&context| Naive { cache: cache(context), texts: Vec::new() }).collect();
+    let mut prng = Prng::new(11);
+    let (mut cut, mut lost, mut moved) = (0, 0, 0);
+    for step in 0..10_000u32 {
+        let i = prng.below(all.len() as u64) as usize;
+        let room = sizes[i] - all[i].cache.len;
+        match prng.below(10) {
+            0..=5 if room > 0 => {
+                let n = 1 + prng.below(room.min(if step % 50 == 0 { 1024 } else { 20 }) as u64) as usize;
+                all[i].append(&config, step, n);
+            }
+            6 => {
+                // Rarely far, often a little.
+                let back = prng.below(if step % 7 == 0 { 9000 } else { 60 }) as usize;
+                let to = all[i].cache.len.saturating_sub(back);
+                let left = all[i].cache.rewind(to);
+                assert!(left == to || left == 0 && back > 3000, "{left} of {to}, {back} back");
+                (cut, lost) = (cut + u32::from(left > 0), lost + u32::from(left < to));
+                all[i].texts.truncate(left);
+            }
+            7 => {
+                let from = prng.below(all.len() as u64) as usize;
+                if from != i {
+                    let asked = prng.below(all[from].cache.len as u64 + 1) as usize;
+                    let len = all[from].cache.reach(asked.min(sizes[i]));
+                    let texts = all[from].texts[..len].to_vec();
+                    let [to, from] = all.get_disjoint_mut([i, from]).unwrap();
+                    to.cache.copy_from(&from.cache, len);
+                    to.texts = texts;
+                    moved += u32::from(len > 0);
+                }
+            }
+            8 if step % 40 == 0 => {
+                all[i].cache.renew();
+                assert_eq!(all[i].cache.rewind(0), 0);
+                all[i].texts.clear();
+            }
+            _ => {}
+        }
+        all[i].check(&config, &mut prng);
+    }
+    assert!(cut > 100 && lost > 5 && moved > 100, "{cut} cut, {lost} lost, {moved} copied");
 }

@@ -312,7 +312,7 @@ fn inputs_are_what_the_matrices_read() {
         Reads { model: &model, tokens: &[], attended: Vec::new(), squares: vec![0.0; inputs.squares.len()] };
     let mut session = Session::new(&engine, WINDOW, KvType::F32).unwrap();
     for window in tokens.chunks(WINDOW) {
-        session.truncate(0);
+        session.rewind(0);
         reads.tokens = window;
         engine.forward_observed(&mut session.kv, window, Logits::None, &mut reads);
     }

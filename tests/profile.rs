@@ -247,7 +247,7 @@ fn agrees_with_plain_loops(model: Model, tokens: usize) {
     };
     let mut session = Session::new(&engine, WINDOW, KvType::F32).unwrap();
     for window in request.texts[0].tokens.chunks(WINDOW) {
-        session.truncate(0);
+        session.rewind(0);
         engine.forward_observed(&mut session.kv, window, Logits::None, &mut naive);
     }
     let text = &made.texts[0];

@@ -206,9 +206,9 @@ fn a_prompt_in_chunks_gives_the_logits_of_the_whole() {
     let mut engine = Engine::new(model, 2, Kernels::best());
     let mut session = Session::new(&engine, tokens.len(), KvType::F32).unwrap();
     assert!(engine.forward(&mut session.kv, &tokens[..1], Logits::None).is_empty());
-    session.truncate(0);
+    session.rewind(0);
     let whole = engine.forward(&mut session.kv, &tokens, Logits::Last).to_vec();
-    session.truncate(0);
+    session.rewind(0);
     let by_chunks = session.append(&mut engine, &tokens, |_| Ok(())).unwrap();
     let error = relative_error(by_chunks, &whole);
     assert!(error < 1e-4, "relative error {error}");

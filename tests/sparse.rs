@@ -200,7 +200,7 @@ fn an_audit_counts_what_is_true() {
     let mut kv = KvCache::new(&engine.model.config, 20, KvType::F32).unwrap();
     let mut seeing = Seeing::default();
     engine.forward_observed(&mut kv, &tokens(20), Logits::None, &mut seeing);
-    kv.truncate(0);
+    kv.rewind(0);
     let mut audit = Audit::new(&engine.model.config, vec![0.0; layers]);
     engine.report = Default::default();
     engine.forward_observed(&mut kv, &tokens(20), Logits::None, &mut audit);

@@ -106,9 +106,10 @@ impl Session {
         Ok(())
     }
 
-    /// Forgets everything from position `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        self.kv.truncate(len);
-        self.tokens.truncate(len);
+    /// Forgets everything from position `len` on, or all where the text cannot go on there ([`KvCache::reach`]). Returns how many tokens are
+    /// left.
+    pub fn rewind(&mut self, len: usize) -> usize {
+        self.tokens.truncate(self.kv.rewind(len));
+        self.tokens.len()
     }
 }

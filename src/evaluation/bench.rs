@@ -382,6 +382,20 @@ impl StepNs {
     }
 }
 
+/// Brings a session that begins with `begin` to its end: by forgetting what came after, or by reading what has been given up again.
+fn go_to(
+    begin: &[u32],
+    session: &mut Session,
+    engine: &mut Engine,
+    step: impl FnMut(usize) -> Result<()>,
+) -> Result<()> {
+    let left = session.rewind(begin.len());
+    if left < begin.len() {
+        session.append(engine, &begin[left..], step)?;
+    }
+    Ok(())
+}
+
 /// Times of each step in each repeat, `[repeats][steps]`: a prefill is one step, a decode one per token (of each sequence). `step(done)`
 /// gets the tokens that were run.
 fn run(
@@ -393,9 +407,8 @@ fn run(
     let mut tokens = Tokens::new(options.text.as_deref(), engine.model.config.vocab, 1);
     let context = test.depth + test.prompt + test.generate;
     let mut session = Session::new(engine, context, options.kv)?;
-    if test.depth > 0 {
-        session.append(engine, &tokens.take(test.depth), |done| step(done as u64))?;
-    }
+    let begin = tokens.take(test.depth);
+    go_to(&begin, &mut session, engine, |done| step(done as u64))?;
     // All sequences begin with the same tokens; each has its own copy of their keys and values.
     let cache = |_| {
         let mut kv = KvCache::new(&engine.model.config, context, options.kv)?;
@@ -410,14 +423,20 @@ fn run(
         let mut steps = Vec::new();
         let done = test.tokens(repeat) - test.tokens(0) + test.depth as u64;
         if test.prompt > 0 {
-            session.truncate(test.depth);
+            // A layer with a window may have given up what the next token sees.
+            go_to(&begin, &mut session, engine, |_| interrupt::check())?;
             let prompt = tokens.take(test.prompt);
             steps.push(StepNs::of(engine, |engine| {
                 session.append(engine, &prompt, |_| interrupt::check()).map(|_| ())
             })?);
             step(done)?;
         }
-        caches.iter_mut().for_each(|cache| cache.truncate(test.depth));
+        for cache in &mut caches {
+            if cache.rewind(test.depth) < test.depth {
+                go_to(&begin, &mut session, engine, |_| interrupt::check())?;
+                cache.copy_from(&session.kv, test.depth);
+            }
+        }
         for _ in 0..if repeat == 0 { test.generate.min(4) } else { test.generate } {
             let column = |(sequence, token)| BatchToken { sequence, token };
             let columns: Vec<BatchToken> = tokens.take(test.sequences).into_iter().enumerate().map(column).collect();

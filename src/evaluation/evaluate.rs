@@ -135,9 +135,9 @@ fn scored(
     let (mut sum, mut scored, mut bytes, mut windows, mut done) = (0f64, 0usize, 0usize, 0, 0);
     let size = if prompt > 0 { MAX_COLUMNS } else { chunk(engine) };
     for window in tokens.chunks(context) {
-        session.truncate(0);
+        session.rewind(0);
         if let Some(beside) = &mut beside {
-            beside.session.truncate(0);
+            beside.session.rewind(0);
         }
         windows += 1;
         let (prompt, rest) = window.split_at(prompt.min(window.len()));
@@ -395,7 +395,7 @@ fn continuation(
         return Ok(0.0);
     }
     let vocab = engine.model.config.vocab;
-    session.truncate(0);
+    session.rewind(0);
     let mut position = 0;
     let mut sum = 0.0;
     for chunk in whole[..whole.len() - 1].chunks(chunk(engine)) {

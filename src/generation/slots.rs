@@ -34,7 +34,8 @@ impl Slots {
     pub fn take(&mut self, prompt: &[u32]) -> Option<(usize, usize)> {
         let most = if self.reuse { prompt.len() - 1 } else { 0 };
         let common = |held: &[u32]| held.iter().zip(&prompt[..most]).take_while(|(a, b)| a == b).count();
-        let common: Vec<usize> = self.held.iter().map(|held| common(held)).collect();
+        let common = |(held, cache): (&Vec<u32>, &KvCache)| cache.reach(common(held));
+        let common: Vec<usize> = self.held.iter().zip(&self.caches).map(common).collect();
         let free = |slot: &usize| !self.busy[*slot];
         // A slot is taken over if the prompt continues most of what it holds; otherwise that belongs to another conversation, and the slot
         // is taken only as the one unused for longest.
@@ -55,7 +56,7 @@ impl Slots {
             to.copy_from(from, reused);
             self.held[slot] = prompt[..reused].to_vec();
         }
-        self.caches[slot].truncate(reused);
+        let reused = self.caches[slot].rewind(reused);
         self.held[slot].truncate(reused);
         self.busy[slot] = true;
         Some((slot, reused))
@@ -76,7 +77,7 @@ impl Slots {
 
     /// Frees a slot whose last pass is worth nothing: its keys and values are dropped.
     pub fn lose(&mut self, slot: usize) {
-        self.caches[slot].truncate(0);
+        self.caches[slot].rewind(0);
         self.held[slot].clear();
         self.give_back(slot);
     }
@@ -85,7 +86,7 @@ impl Slots {
     pub fn forget(&mut self) {
         for slot in 0..self.caches.len() {
             if !self.busy[slot] {
-                self.caches[slot].truncate(0);
+                self.caches[slot].rewind(0);
                 self.held[slot].clear();
             }
         }

@@ -99,7 +99,7 @@ pub fn record(
     'texts: for (name, tokens) in &request.texts {
         texts.push(TextInfo { name: name.clone(), tokens: 0 });
         for window in tokens.chunks(request.window) {
-            session.truncate(0);
+            session.rewind(0);
             for chunk in window.chunks(MAX_COLUMNS) {
                 session.check(engine, chunk)?;
                 engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut recording.looking);

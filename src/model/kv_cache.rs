@@ -1,10 +1,11 @@
-//! The KV cache: keys and values of the positions that a sequence has so far.
+//! The KV cache: what a model remembers of the positions that a sequence has so far.
 
 use super::config::ModelConfig;
+use super::layer::{Attention, Mixer};
+use super::positions::{self, Positions};
 use crate::error::{Error, Result};
 use crate::formats::blocks::{BlockType, Q4_0, Q8_0};
 use crate::formats::rows::Quant;
-use bytemuck::allocation::try_zeroed_vec;
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use serde::{Deserialize, Serialize};
@@ -75,7 +76,7 @@ impl KvType {
     }
 
     /// Stores the numbers of a head, rounded to the nearest that the type has.
-    fn put(self, values: &[f32], to: &mut [u8]) {
+    pub(super) fn put(self, values: &[f32], to: &mut [u8]) {
         match self {
             KvType::F16 => {
                 let halves: &mut [u16] = bytemuck::cast_slice_mut(to);
@@ -88,18 +89,13 @@ impl KvType {
     }
 }
 
-/// One sequence's cache. Per layer and kv head, `[context, head_dim]` keys and as many values, each contiguous: a head's
-/// attention reads one run. Memory is reserved for the whole context and taken from the system as positions fill.
+/// What a model remembers of one sequence: the keys and values of each layer, all of them or those that its window still needs.
 pub struct KvCache {
     /// Positions that there is room for.
     pub context: usize,
     /// How its numbers are stored.
     pub kind: KvType,
-    heads: usize,
-    /// Bytes of a head's keys, or values, at a position.
-    head_bytes: usize,
-    /// `[layers, 2 (keys, values), heads, context, head_bytes]` bytes, in words so that floats are aligned.
-    words: Vec<u64>,
+    layers: Vec<Positions>,
     /// Positions filled.
     pub len: usize,
     id: u64,
@@ -116,8 +112,14 @@ fn fresh_id() -> u64 {
 impl KvCache {
     /// Bytes of the keys and values of `context` positions in all layers; `u64::MAX` where it would be more.
     pub fn bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
-        // A user's context may be any number; the rest is bounded by `ModelConfig::check`.
-        ((config.layers * 2 * config.kv_heads * kind.head_bytes(config.head_dim)) as u64).saturating_mul(context as u64)
+        let layers = attention_layers(config).map(|layer| positions::bytes_for(&layer, context, kind));
+        layers.fold(0, u64::saturating_add)
+    }
+
+    /// The same where every layer keeps all positions, as on a device.
+    pub fn whole_bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
+        let layers = attention_layers(config).map(|layer| Attention { window: None, ..layer });
+        layers.map(|layer| positions::bytes_for(&layer, context, kind)).fold(0, u64::saturating_add)
     }
 
     /// An empty cache with room for `context` positions.
@@ -126,42 +128,25 @@ impl KvCache {
     /// [`Error::Memory`] if the system does not give that much address space. Whether so much memory is free the caller must ask
     /// itself: it is taken later, position by position. [`Error::Usage`] if the model's heads cannot be stored as `kind`.
     pub fn new(config: &ModelConfig, context: usize, kind: KvType) -> Result<KvCache> {
-        kind.check(config.head_dim)?;
-        let no_room = |()| Error::Memory(format!("there is no memory for the keys and values of {context} positions"));
-        let bytes = usize::try_from(KvCache::bytes_for(config, context, kind)).map_err(|_| no_room(()))?;
+        attention_layers(config).try_for_each(|layer| kind.check(layer.head_dim))?;
+        let layers = attention_layers(config).map(|layer| Positions::new(&layer, context, kind)).collect();
+        let no_room = || Error::Memory(format!("there is no memory for the keys and values of {context} positions"));
         Ok(KvCache {
             context,
             kind,
-            heads: config.kv_heads,
-            head_bytes: kind.head_bytes(config.head_dim),
-            // Zeroed allocations are mapped lazily by the allocator: untouched positions cost no memory.
-            words: try_zeroed_vec(bytes.div_ceil(8)).map_err(no_room)?,
+            layers: Option::ok_or_else(layers, no_room)?,
             len: 0,
             id: fresh_id(),
             untouched: 0,
         })
     }
 
-    /// Bytes of the run of one head's keys (part 0) or values (part 1) in a layer.
-    fn start(&self, layer: usize, part: usize, head: usize) -> usize {
-        (((layer * 2 + part) * self.heads) + head) * self.context * self.head_bytes
-    }
-
-    fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.words)
-    }
-
-    /// Writes keys (part 0) or values (part 1) of all heads of a layer, `[heads * head_dim]`, at `position`.
+    /// Writes keys (part 0) or values (part 1) of all heads of a layer, `[heads * head_dim]`, at `position`, in a pass whose tokens of this
+    /// text begin at [`KvCache::len`]. A layer with a window may give up what that token does not see. A pass has at most 4096 tokens.
     pub fn put(&mut self, layer: usize, part: usize, position: usize, values: &[f32]) {
         assert!(position < self.context);
         self.untouched = self.untouched.min(position);
-        let (run, first) = (self.context * self.head_bytes, self.start(layer, part, 0) + position * self.head_bytes);
-        let (kind, head_bytes) = (self.kind, self.head_bytes);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
-        for (head, values) in values.chunks_exact(values.len() / self.heads).enumerate() {
-            let at = first + head * run;
-            kind.put(values, &mut bytes[at..at + head_bytes]);
-        }
+        self.layers[layer].put(part, (self.len, position), values);
     }
 
     /// The number of the text whose keys and values it holds: no other cache of this process has it, nor another text in this cache that
@@ -186,39 +171,48 @@ impl KvCache {
         self.untouched = usize::MAX;
     }
 
-    /// Keys or values of one head from position `from` to the last one filled, as f16 bits. `run` is (layer * 2 + part) * heads + head,
-    /// part 0 being keys.
-    pub fn run(&self, run: usize, from: usize) -> &[u16] {
+    /// Keys (part 0) or values (part 1) of one head of a layer as f16 bits, from position `from`, or from the first one that is kept behind it,
+    /// to the last one filled, and the position of the first.
+    pub fn halves(&self, layer: usize, (part, head): (usize, usize), from: usize) -> (usize, &[u16]) {
         assert_eq!(self.kind, KvType::F16);
-        let start = run * self.context * self.head_bytes;
-        bytemuck::cast_slice(&self.bytes()[start + from * self.head_bytes..start + self.len * self.head_bytes])
+        let from = from.max(self.layers[layer].first()).min(self.len);
+        (from, bytemuck::cast_slice(self.layers[layer].head(part, head, from..self.len)))
     }
 
     /// Keys and values of one head at positions `range`, `[positions]` rows of [`KvType::quant`] each.
     pub fn head(&self, layer: usize, head: usize, range: Range<usize>) -> [&[u8]; 2] {
-        assert!(range.end <= self.context);
-        [0, 1].map(|part| {
-            let start = self.start(layer, part, head);
-            &self.bytes()[start + range.start * self.head_bytes..start + range.end * self.head_bytes]
-        })
+        [0, 1].map(|part| self.layers[layer].head(part, head, range.clone()))
     }
 
-    /// Copies the first `len` positions of another cache of the same shape; what was here is forgotten.
+    /// Behind how many of the first `len` positions a text may go on: all of them, or none where a layer has given up what the next token
+    /// sees.
+    pub fn reach(&self, len: usize) -> usize {
+        let len = len.min(self.len);
+        if self.layers.iter().all(|layer| layer.reaches(len)) { len } else { 0 }
+    }
+
+    /// Becomes the first `len` positions of another cache of the same model and type, which [`KvCache::reach`] them; what was here is
+    /// forgotten.
     pub fn copy_from(&mut self, other: &KvCache, len: usize) {
-        assert!(len <= other.len && len <= self.context);
-        assert_eq!((self.kind, self.heads, self.head_bytes), (other.kind, other.heads, other.head_bytes));
-        // Per layer, part and head: one run each.
-        let (from_run, to_run) = (other.context * self.head_bytes, self.context * self.head_bytes);
-        let bytes = len * self.head_bytes;
-        let to: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
-        for (to, from) in to.chunks_exact_mut(to_run).zip(other.bytes().chunks_exact(from_run)) {
-            to[..bytes].copy_from_slice(&from[..bytes]);
-        }
+        assert!(other.reach(len) == len && len <= self.context);
+        self.layers.iter_mut().zip(&other.layers).for_each(|(to, from)| to.copy_from(from, len));
         (self.len, self.untouched) = (len, 0);
     }
 
-    /// Forgets positions from `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+    /// Forgets positions from `len` on, or all where the text cannot go on there ([`KvCache::reach`]). Returns how many are left.
+    pub fn rewind(&mut self, len: usize) -> usize {
+        self.len = self.reach(len);
+        if self.len == 0 {
+            self.layers.iter_mut().for_each(Positions::clear);
+        }
+        self.len
     }
+}
+
+/// The attention of each layer.
+fn attention_layers(config: &ModelConfig) -> impl Iterator<Item = Attention<'_>> {
+    (0..config.layers).map(|layer| {
+        let Mixer::Attention(attention) = config.layer(layer).mixer;
+        attention
+    })
 }

@@ -10,6 +10,7 @@ pub mod in_place;
 pub mod kv_cache;
 pub mod layer;
 pub mod matrix;
+mod positions;
 pub mod role;
 pub mod source;
 pub mod stacked;

@@ -87,7 +87,7 @@ fn open_split(
     let c = &model.config;
     let block_bytes = plan.details.block_bytes as usize;
     let kv = plan.part(PartName::Kv).bytes[Tier::Device];
-    let context = kv / KvCache::bytes_for(c, 1, KvType::F16) / plan.sequences.max(1) as u64;
+    let context = kv / KvCache::whole_bytes_for(c, 1, KvType::F16) / plan.sequences.max(1) as u64;
     let (slots, kept) = (plan.slots(), (context as usize, plan.sequences));
     // SAFETY: the store's map lives in the same engine, and is dropped after this.
     let mut split = unsafe { Split::new(device, &slots, model, kept, (plan.chunk, plan.streamed_layers), pins)? };

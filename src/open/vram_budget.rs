@@ -43,7 +43,7 @@ impl VramBudget {
 
     /// Token positions of a sequence.
     fn context(&self, model: &Model) -> usize {
-        (self.footprint.kv_bytes / KvCache::bytes_for(&model.config, 1, KvType::F16)) as usize
+        (self.footprint.kv_bytes / KvCache::whole_bytes_for(&model.config, 1, KvType::F16)) as usize
     }
 
     /// Changes the budget of a device in use to `vram` bytes, between two passes. A smaller budget is reached before this returns; for a

@@ -109,7 +109,7 @@ impl Footprint {
             chunk_bytes: CHUNKS.map(|tokens| workspace_bytes(c, tokens) - workspace_bytes(c, CHUNK)),
             host_chunk_bytes: CHUNKS
                 .map(|tokens| [false, true].map(|attends| working_bytes(c, tokens) + pinned_bytes(c, tokens, attends))),
-            kv_bytes: KvCache::bytes_for(c, context, kv),
+            kv_bytes: KvCache::whole_bytes_for(c, context, kv),
             attention_waits: (0..c.layers).filter(|&l| !c.layer(l).norms.parallel()).count(),
             state_bytes: 0,
             block_weights: block_weights(c) as u64,

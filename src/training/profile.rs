@@ -222,7 +222,7 @@ fn count(
 ) -> Result<()> {
     let activation = engine.model.config.activation;
     accumulator.begin_window();
-    session.truncate(0);
+    session.rewind(0);
     for chunk in window.chunks(CHUNK) {
         session.check(engine, chunk)?;
         engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut Counting { accumulator, activation });
@@ -369,7 +369,7 @@ fn calibrate(
         for i in 0..windows {
             let window = &text.tokens[i * all / windows..(i + 1) * all / windows];
             let window = &window[..window.len().min(request.window).min(each)];
-            session.truncate(0);
+            session.rewind(0);
             for chunk in window.chunks(CHUNK) {
                 step()?;
                 session.check(engine, chunk)?;

@@ -291,7 +291,7 @@ pub fn collect_and_count(
     };
     let mut done = 0;
     for &(first, len, place) in &plan.windows {
-        session.truncate(0);
+        session.rewind(0);
         if let Some(profile) = &mut profile {
             profile.begin_window();
         }

@@ -49,7 +49,7 @@ impl DeviceKv {
         context: usize,
         sequences: usize,
     ) -> Result<DeviceKv, OutOfMemory> {
-        let bytes = KvCache::bytes_for(c, context, KvType::F16) as usize * sequences;
+        let bytes = KvCache::whole_bytes_for(c, context, KvType::F16) as usize * sequences;
         let ModelConfig { heads, kv_heads, head_dim, layers, .. } = *c;
         let heads = Heads { heads, kv_heads, head_dim, layers, context, cache: allocator.alloc(bytes)? };
         Ok(DeviceKv { heads, held: vec![Held::default(); sequences], passes: 0 })
@@ -89,8 +89,9 @@ impl DeviceKv {
             }
             for run in 0..self.heads.layers * 2 * self.heads.kv_heads {
                 let (layer, head) = (run / (2 * self.heads.kv_heads), run % (2 * self.heads.kv_heads));
+                let of_head = (head / self.heads.kv_heads, head % self.heads.kv_heads);
+                let (from, numbers) = kv.halves(layer, of_head, from);
                 let to = self.heads.start(index, layer, head) + from * dim;
-                let numbers = kv.run(run, from);
                 // SAFETY: done before anything else can happen to the cache.
                 unsafe {
                     let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(numbers));
