@@ -134,7 +134,7 @@ impl Naive {
             self.texts.push(text);
             for layer in 0..config.layers {
                 for part in [0, 1] {
-                    let numbers = vec![mark(text, position, layer, part); config.kv_dim()];
+                    let numbers = vec![mark(text, position, layer, part); config.attention(0).kv_dim()];
                     self.cache.put(layer, part, position, &numbers);
                 }
             }
@@ -174,7 +174,7 @@ fn caches_hold_what_a_list_of_texts_holds() {
     config.form.windowed = (0..config.layers).map(|layer| layer % 2 == 1).collect();
     config.window = Some(40);
     let sizes = [9000, 6000, 4500, 300];
-    let whole = |context| (config.layers * 2 * config.kv_dim() * 4 * context) as u64;
+    let whole = |context| (config.layers * 2 * config.attention(0).kv_dim() * 4 * context) as u64;
     assert!(KvCache::bytes_for(&config, 9000, KvType::F32) < whole(9000) * 3 / 4);
     assert_eq!(KvCache::bytes_for(&config, 300, KvType::F32), whole(300));
     let cache = |context| KvCache::new(&config, context, KvType::F32).unwrap();

@@ -262,7 +262,10 @@ impl Observer for Reads<'_> {
         let width = self.squares.len() / layers;
         let here = &mut self.squares[seen.layer * width..][..width];
         seen.input.iter().enumerate().for_each(|(i, x)| here[i % c.hidden] += f64::from(*x).powi(2));
-        seen.attended.iter().enumerate().for_each(|(i, x)| here[c.hidden + i % c.q_dim()] += f64::from(*x).powi(2));
+        seen.attended
+            .iter()
+            .enumerate()
+            .for_each(|(i, x)| here[c.hidden + i % c.attention(0).q_dim()] += f64::from(*x).powi(2));
         self.attended = seen.attended.to_vec();
         if seen.layer > 0 {
             return;
@@ -282,7 +285,7 @@ impl Observer for Reads<'_> {
     fn layer(&mut self, seen: &Seen<'_>) {
         let c = &self.model.config;
         let width = self.squares.len() / c.layers;
-        let here = &mut self.squares[seen.layer * width..][c.hidden + c.q_dim()..width];
+        let here = &mut self.squares[seen.layer * width..][c.hidden + c.attention(0).q_dim()..width];
         seen.input.iter().enumerate().for_each(|(i, x)| here[i % c.hidden] += f64::from(*x).powi(2));
         if seen.layer > 0 {
             return;
@@ -290,7 +293,7 @@ impl Observer for Reads<'_> {
         let (layer, mut embedded) = (&self.model.layers[0], vec![0.0; c.hidden]);
         for (t, token) in self.tokens.iter().enumerate() {
             rows::decode(self.model.embed.quant, self.model.embed.row(*token as usize), &mut embedded);
-            let added = times(&layer.o, &self.attended[t * c.q_dim()..][..c.q_dim()]);
+            let added = times(&layer.o, &self.attended[t * c.attention(0).q_dim()..][..c.attention(0).q_dim()]);
             for (i, added) in added.iter().enumerate() {
                 let (residual, wanted) = (seen.residual[t * c.hidden + i], embedded[i] + *added as f32);
                 assert!((residual - wanted).abs() < 1e-3 * (1.0 + wanted.abs()), "{residual}, not {wanted}");
@@ -351,7 +354,8 @@ fn errors(source: &Source, model: &Model, importance: &Importance) -> Vec<(Strin
         values
     };
     for (l, layer) in model.layers.iter().enumerate() {
-        let roles = [(Role::Q, c.q_dim()), (Role::K, c.kv_dim()), (Role::V, c.kv_dim())];
+        let roles =
+            [(Role::Q, c.attention(0).q_dim()), (Role::K, c.attention(0).kv_dim()), (Role::V, c.attention(0).kv_dim())];
         let parts = layer.qkv.parts();
         let mut first = 0;
         for (i, (role, rows)) in roles.into_iter().enumerate() {
@@ -360,7 +364,7 @@ fn errors(source: &Source, model: &Model, importance: &Importance) -> Vec<(Strin
             add(format!("{l} {role:?}"), matrix.quant, &mut pairs, importance.qkv(l));
             first += rows;
         }
-        let mut pairs = (0..layer.o.rows).map(|r| (layer.o.row(r), truth(Role::O, l, r, c.q_dim())));
+        let mut pairs = (0..layer.o.rows).map(|r| (layer.o.row(r), truth(Role::O, l, r, c.attention(0).q_dim())));
         add(format!("{l} O"), layer.o.quant, &mut pairs, importance.output(l));
         let blocks = layer.neurons();
         for (role, part) in [(Role::Gate, layer.block().gate_or_up()), (Role::Up, layer.block().up())] {

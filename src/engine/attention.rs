@@ -6,7 +6,7 @@ use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::model::KvCache;
 use crate::model::config::ModelConfig;
-use crate::model::layer::{Attention, Mixer};
+use crate::model::layer::Attention;
 use crate::model::weights::Layer;
 use crate::ops::math;
 
@@ -20,20 +20,20 @@ pub(super) fn rotate_and_put(
     qkv: &mut [f32],
     cos_sin: &mut Vec<(f32, f32)>,
 ) {
-    let Mixer::Attention(Attention { rotary, rotary_scale, .. }) = config.layer(layer).mixer;
-    for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(qkv.chunks_exact_mut(config.qkv_dim())) {
-        let (qk, v) = qkv.split_at_mut(config.q_dim() + config.kv_dim());
+    let a = config.attention(layer);
+    for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(qkv.chunks_exact_mut(a.qkv_dim())) {
+        let (qk, v) = qkv.split_at_mut(a.q_dim() + a.kv_dim());
         if let Some(norms) = &weights.qk_norm {
-            let (q, k) = qk.split_at_mut(config.q_dim());
+            let (q, k) = qk.split_at_mut(a.q_dim());
             for (heads, norm) in [q, k].into_iter().zip(norms) {
-                heads.chunks_exact_mut(config.head_dim).for_each(|head| math::norm_in_place(config.norm, norm, head));
+                heads.chunks_exact_mut(a.head_dim).for_each(|head| math::norm_in_place(config.norm, norm, head));
             }
         }
-        if !rotary.is_empty() {
-            math::angles(position, rotary, rotary_scale, cos_sin);
-            math::rope(qk, config.head_dim, cos_sin);
+        if !a.rotary.is_empty() {
+            math::angles(position, a.rotary, a.rotary_scale, cos_sin);
+            math::rope(qk, a.head_dim, cos_sin);
         }
-        caches[sequence].put(layer, 0, position, &qk[config.q_dim()..]);
+        caches[sequence].put(layer, 0, position, &qk[a.q_dim()..]);
         caches[sequence].put(layer, 1, position, v);
     }
 }
@@ -54,8 +54,9 @@ pub(super) fn attention(
     rooms: &mut [AttendScratch],
     out: &mut [f32],
 ) {
-    let (dim, q_dim, shared) = (config.head_dim, config.q_dim(), config.heads / config.kv_heads);
-    let Mixer::Attention(Attention { window, .. }) = config.layer(layer).mixer;
+    let Attention { kv_heads, head_dim: dim, window, .. } = config.attention(layer);
+    let (q_dim, qkv_dim, shared) =
+        (config.attention(layer).q_dim(), config.attention(layer).qkv_dim(), config.attention(layer).sharing());
     let n = positions.len();
     assert_eq!(out.len(), n * q_dim);
     let follows = |two: &[TokenPosition]| two[0].sequence == two[1].sequence && two[0].position + 1 == two[1].position;
@@ -65,8 +66,8 @@ pub(super) fn attention(
     let together = if many { MANY_QUERIES } else { QUERIES };
     let tokens = if in_row { (together / shared).max(1) } else { 1 };
     let (out, rooms) = (Parts::new(out), Parts::new(rooms));
-    pool.run(n.div_ceil(tokens) * config.kv_heads, |thread, task| {
-        let (first, kv_head) = (task / config.kv_heads * tokens, task % config.kv_heads);
+    pool.run(n.div_ceil(tokens) * kv_heads, |thread, task| {
+        let (first, kv_head) = (task / kv_heads * tokens, task % kv_heads);
         let positions = &positions[first..n.min(first + tokens)];
         let (kv, last) = (&caches[positions[0].sequence], positions[positions.len() - 1].position);
         let sees = |position: usize| window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
@@ -76,7 +77,7 @@ pub(super) fn attention(
         let queries = room.queries(positions.len() * shared * dim);
         let heads = |t: usize| kv_head * shared * dim + t..(kv_head + 1) * shared * dim + t;
         for (t, queries) in queries.chunks_exact_mut(shared * dim).enumerate() {
-            queries.copy_from_slice(&qkv[heads((first + t) * config.qkv_dim())]);
+            queries.copy_from_slice(&qkv[heads((first + t) * qkv_dim)]);
         }
         let [keys, values] = kv.head(layer, kv_head, all.clone());
         let sinks = weights.sinks.get(kv_head * shared..(kv_head + 1) * shared).unwrap_or_default();
@@ -98,15 +99,15 @@ pub(super) fn attention(
 /// Bytes of keys and values in f16 that attention over these tokens reads, those of neighbours in a prompt once, and its multiplications and
 /// additions, each counted: what a clock that is made of rates takes for it.
 pub(super) fn work(config: &ModelConfig, layer: usize, positions: &[TokenPosition]) -> (u64, u64) {
-    let Mixer::Attention(Attention { window, .. }) = config.layer(layer).mixer;
-    let seen = |p: &TokenPosition| (p.position + 1).min(window.unwrap_or(usize::MAX)) as u64;
+    let a = config.attention(layer);
+    let seen = |p: &TokenPosition| (p.position + 1).min(a.window.unwrap_or(usize::MAX)) as u64;
     let last = |i: usize| positions.get(i + 1).is_none_or(|next| next.sequence != positions[i].sequence);
     let read: u64 = (0..positions.len()).filter(|&i| last(i)).map(|i| seen(&positions[i])).sum();
     let operations = if positions.len() > MAX_COLUMNS { positions.iter().map(seen).sum::<u64>() } else { 0 };
-    (read * 2 * 2 * config.kv_dim() as u64, operations * 2 * 2 * config.q_dim() as u64)
+    (read * 2 * 2 * a.kv_dim() as u64, operations * 2 * 2 * a.q_dim() as u64)
 }
 
 /// Queries that a task computes at once, at most.
 pub(super) fn queries(config: &ModelConfig) -> usize {
-    QUERIES.max(config.heads / config.kv_heads)
+    QUERIES.max(config.most_of_attention(|a| a.sharing()))
 }

@@ -13,12 +13,13 @@ pub(super) fn embed(pass: &mut Pass<'_, '_>) {
     let h = c.hidden;
     b.x.resize(n * h, 0.0);
     b.normed.resize(n * h, 0.0);
-    b.qkv.resize(n * c.qkv_dim(), 0.0);
-    b.attended.resize(n * c.q_dim(), 0.0);
+    b.qkv.resize(n * c.most_of_attention(|a| a.qkv_dim()), 0.0);
+    b.attended.resize(n * c.most_of_attention(|a| a.q_dim()), 0.0);
     b.projected.resize(n * h, 0.0);
     // Attention's scratch memory grows with the position: all that the context needs at once, for nothing is allocated later.
     let context = caches.iter().map(|kv| kv.context).max().unwrap_or(0);
-    b.attend.iter_mut().for_each(|room| room.reserve(queries(c), context, c.head_dim));
+    let head_dim = c.most_of_attention(|a| a.head_dim);
+    b.attend.iter_mut().for_each(|room| room.reserve(queries(c), context, head_dim));
     for ((&token, at), x) in b.tokens.iter().zip(&b.positions).zip(b.x.chunks_exact_mut(h)) {
         read_row(&model.embed, token as usize, x);
         if c.embedding_scale != 1.0 {

@@ -67,24 +67,27 @@ impl Executor for Host<'_> {
         let h = c.hidden;
         each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
         let Buffers { columns, unordered, qkv, normed, ffn, .. } = &mut **b;
+        let qkv = &mut qkv[..n * c.attention(l).qkv_dim()];
         ffn.inputs.layer = l;
         columns.scale = ffn.inputs.take(Input::Qkv, normed);
         linear_stacked(pool, kernels, &layer.qkv, normed, n, columns, unordered, qkv);
         if !layer.qkv_bias.is_empty() {
-            b.qkv.chunks_exact_mut(c.qkv_dim()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
+            qkv.chunks_exact_mut(layer.qkv_bias.len()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
         }
     }
 
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let Pass { model, pool, kernels, buffers: b, caches, probe, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
-        rotate_and_put(c, layer, caches, l, &b.positions, &mut b.qkv, &mut b.cos_sin);
-        attention(pool, kernels, c, layer, caches, l, &b.positions, &b.qkv, &mut b.attend, &mut b.attended);
+        let Buffers { qkv, attended, positions, cos_sin, attend, normed, columns, ffn, projected, .. } = &mut **b;
+        let (qkv, attended) = (&mut qkv[..n * c.attention(l).qkv_dim()], &mut attended[..n * c.attention(l).q_dim()]);
+        rotate_and_put(c, layer, caches, l, positions, qkv, cos_sin);
+        attention(pool, kernels, c, layer, caches, l, positions, qkv, attend, attended);
         if let Some(observer) = &mut probe.observer {
-            observer.attention(&SeenAttention { layer: l, input: &b.normed, attended: &b.attended });
+            observer.attention(&SeenAttention { layer: l, input: normed, attended });
         }
-        b.columns.scale = b.ffn.inputs.take(Input::Output, &b.attended);
-        linear(pool, kernels, &layer.o, &b.attended, n, &mut b.columns, &mut b.projected);
+        columns.scale = ffn.inputs.take(Input::Output, attended);
+        linear(pool, kernels, &layer.o, attended, n, columns, projected);
         if !c.layer(l).norms.parallel() {
             add_attention(b, layer);
         }

@@ -286,29 +286,15 @@ fn one() -> f32 {
 }
 
 impl ModelConfig {
-    /// Numbers of all query heads together.
-    pub fn q_dim(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Numbers of all key heads together, and of all value heads.
-    pub fn kv_dim(&self) -> usize {
-        self.kv_heads * self.head_dim
-    }
-
-    /// Rows of q, k and v together.
-    pub fn qkv_dim(&self) -> usize {
-        self.q_dim() + 2 * self.kv_dim()
-    }
-
     /// Weights of attention, FFNs, embedding and head, without norms, biases and learned positions; a tied head is counted once.
     pub fn parameters(&self) -> u64 {
-        let (h, q, kv) = (self.hidden as u64, self.q_dim() as u64, self.kv_dim() as u64);
+        let h = self.hidden as u64;
+        let attention: u64 = self.attentions().map(|attention| attention.weights(self.hidden) as u64).sum();
         let experts = self.form.experts.map_or(1, |experts| experts.count as u64);
         let shared = self.form.experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width as u64);
-        let layer = h * (2 * q + 2 * kv) + self.ffn_kind.rows() as u64 * h * (self.ffn as u64 * experts + shared);
+        let ffn = self.ffn_kind.rows() as u64 * h * (self.ffn as u64 * experts + shared);
         let embeddings = h * self.vocab as u64 * if self.tied { 1 } else { 2 };
-        layer * self.layers as u64 + embeddings
+        attention + ffn * self.layers as u64 + embeddings
     }
 
     /// Checks the numbers and what must hold between them; the error is a message that names the field. The limits keep products

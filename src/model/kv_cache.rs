@@ -1,7 +1,7 @@
 //! The KV cache: what a model remembers of the positions that a sequence has so far.
 
 use super::config::ModelConfig;
-use super::layer::{Attention, Mixer};
+use super::layer::Attention;
 use super::positions::{self, Positions};
 use crate::error::{Error, Result};
 use crate::formats::blocks::{BlockType, Q4_0, Q8_0};
@@ -112,13 +112,13 @@ fn fresh_id() -> u64 {
 impl KvCache {
     /// Bytes of the keys and values of `context` positions in all layers; `u64::MAX` where it would be more.
     pub fn bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
-        let layers = attention_layers(config).map(|layer| positions::bytes_for(&layer, context, kind));
+        let layers = config.attentions().map(|layer| positions::bytes_for(&layer, context, kind));
         layers.fold(0, u64::saturating_add)
     }
 
     /// The same where every layer keeps all positions, as on a device.
     pub fn whole_bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
-        let layers = attention_layers(config).map(|layer| Attention { window: None, ..layer });
+        let layers = config.attentions().map(|layer| Attention { window: None, ..layer });
         layers.map(|layer| positions::bytes_for(&layer, context, kind)).fold(0, u64::saturating_add)
     }
 
@@ -128,8 +128,8 @@ impl KvCache {
     /// [`Error::Memory`] if the system does not give that much address space. Whether so much memory is free the caller must ask
     /// itself: it is taken later, position by position. [`Error::Usage`] if the model's heads cannot be stored as `kind`.
     pub fn new(config: &ModelConfig, context: usize, kind: KvType) -> Result<KvCache> {
-        attention_layers(config).try_for_each(|layer| kind.check(layer.head_dim))?;
-        let layers = attention_layers(config).map(|layer| Positions::new(&layer, context, kind)).collect();
+        config.attentions().try_for_each(|layer| kind.check(layer.head_dim))?;
+        let layers = config.attentions().map(|layer| Positions::new(&layer, context, kind)).collect();
         let no_room = || Error::Memory(format!("there is no memory for the keys and values of {context} positions"));
         Ok(KvCache {
             context,
@@ -207,12 +207,4 @@ impl KvCache {
         }
         self.len
     }
-}
-
-/// The attention of each layer.
-fn attention_layers(config: &ModelConfig) -> impl Iterator<Item = Attention<'_>> {
-    (0..config.layers).map(|layer| {
-        let Mixer::Attention(attention) = config.layer(layer).mixer;
-        attention
-    })
 }

@@ -81,7 +81,50 @@ pub enum FeedForward {
     },
 }
 
+impl Attention<'_> {
+    /// Numbers of all query heads together.
+    pub const fn q_dim(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Numbers of all key heads together, and of all value heads.
+    pub const fn kv_dim(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Rows of q, k and v together.
+    pub const fn qkv_dim(&self) -> usize {
+        self.q_dim() + 2 * self.kv_dim()
+    }
+
+    /// Query heads that share the keys and values of a head.
+    pub const fn sharing(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Weights of its matrices in a model of `hidden` numbers.
+    pub const fn weights(&self, hidden: usize) -> usize {
+        hidden * (self.qkv_dim() + self.q_dim())
+    }
+}
+
 impl ModelConfig {
+    /// The attention of layer number `layer`.
+    pub fn attention(&self, layer: usize) -> Attention<'_> {
+        let Mixer::Attention(attention) = self.layer(layer).mixer;
+        attention
+    }
+
+    /// The attention of each layer.
+    pub fn attentions(&self) -> impl Iterator<Item = Attention<'_>> {
+        (0..self.layers).map(|layer| self.attention(layer))
+    }
+
+    /// The most that the attention of any layer has of something: what memory for all of them is made for.
+    pub fn most_of_attention(&self, of: impl Fn(&Attention<'_>) -> usize) -> usize {
+        self.attentions().map(|attention| of(&attention)).max().unwrap_or(0)
+    }
+
     /// What layer number `layer` is; the number is below [`ModelConfig::layers`].
     pub fn layer(&self, layer: usize) -> LayerData<'_> {
         let of = |layers: &[bool]| layers.get(layer).copied().unwrap_or(true);

@@ -99,7 +99,7 @@ impl Source {
     /// As [`Source::weight`].
     pub fn rows(&self, role: Role, layer: usize) -> Result<RoleRows<'_>> {
         let view = self.weight(role, layer)?;
-        let order = self.names.row_order(role, &self.config);
+        let order = self.names.row_order(role, &self.config.attention(layer));
         Ok(RoleRows { view, rows: order.as_ref().map_or(view.info.shape[0], Vec::len), order })
     }
 
@@ -110,7 +110,7 @@ impl Source {
     pub fn bias(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
         let rows = self.shape(role, layer)[0];
         let bias = self.vector(self.find(role, layer, "bias", &[rows])?)?;
-        Ok(match self.names.row_order(role, &self.config) {
+        Ok(match self.names.row_order(role, &self.config.attention(layer)) {
             Some(order) => order.iter().map(|&from| bias[from]).collect(),
             None => bias,
         })
@@ -198,18 +198,19 @@ impl Source {
     /// The shape of the tensor that holds a role's weight.
     fn shape(&self, role: Role, layer: usize) -> Vec<usize> {
         let c = &self.config;
+        let a = c.attention(layer);
         match role {
             Role::Embed | Role::Head => vec![c.vocab, c.hidden],
             Role::Positions => vec![self.position_rows(), c.hidden],
             Role::OutNorm | Role::AttnNorm | Role::FfnNorm => vec![c.hidden],
-            Role::Q | Role::K | Role::V if self.names.fused() => vec![c.qkv_dim(), c.hidden],
-            Role::Q => vec![c.q_dim(), c.hidden],
-            Role::K | Role::V => vec![c.kv_dim(), c.hidden],
-            Role::O => vec![c.hidden, c.q_dim()],
+            Role::Q | Role::K | Role::V if self.names.fused() => vec![a.qkv_dim(), c.hidden],
+            Role::Q => vec![a.q_dim(), c.hidden],
+            Role::K | Role::V => vec![a.kv_dim(), c.hidden],
+            Role::O => vec![c.hidden, a.q_dim()],
             Role::Gate | Role::Up => vec![c.width(layer), c.hidden],
             Role::Down => vec![c.hidden, c.width(layer)],
-            Role::QNorm | Role::KNorm => vec![c.head_dim],
-            Role::Sinks => vec![c.heads],
+            Role::QNorm | Role::KNorm => vec![a.head_dim],
+            Role::Sinks => vec![a.heads],
             Role::Router => vec![c.clusters(), c.hidden],
             Role::SharedGate | Role::SharedUp => vec![self.shared_width(), c.hidden],
             Role::SharedDown => vec![c.hidden, self.shared_width()],

@@ -341,17 +341,18 @@ impl Sections<'_> {
     }
 
     /// The norm of each head's queries or keys.
-    fn head_norm(&self, name: &str, c: &ModelConfig) -> Result<NormWeights> {
-        Ok(NormWeights { weight: self.vector(name, c.head_dim)?, bias: Vec::new() })
+    fn head_norm(&self, name: &str, head_dim: usize) -> Result<NormWeights> {
+        Ok(NormWeights { weight: self.vector(name, head_dim)?, bias: Vec::new() })
     }
 
     /// One section, or three where their types differ.
     fn qkv(&self, layer: usize, c: &ModelConfig) -> Result<Stacked> {
         let name = |part: &str| format!("layer.{layer}.{part}");
+        let a = c.attention(layer);
         if self.0.section(&name("q")).is_none() {
-            return Ok(Stacked::new(vec![self.matrix(&name("qkv"), c.qkv_dim(), c.hidden)?]));
+            return Ok(Stacked::new(vec![self.matrix(&name("qkv"), a.qkv_dim(), c.hidden)?]));
         }
-        let parts = [("q", c.q_dim()), ("k", c.kv_dim()), ("v", c.kv_dim())];
+        let parts = [("q", a.q_dim()), ("k", a.kv_dim()), ("v", a.kv_dim())];
         let parts = parts.iter().map(|&(part, rows)| self.matrix(&name(part), rows, c.hidden));
         Ok(Stacked::new(parts.collect::<Result<_>>()?))
     }
@@ -459,20 +460,23 @@ impl Sections<'_> {
             None => Permutation::identity(),
         };
         let attn_norm = self.norm(&name("attn_norm"), c)?;
-        let ffn_norm = match c.form.norms {
+        let a = c.attention(layer);
+        let ffn_norm = match c.layer(layer).norms {
             Norms::ParallelShared => attn_norm.clone(),
             _ => self.norm(&name("ffn_norm"), c)?,
         };
         Ok(Layer {
             attn_norm,
             qkv: self.qkv(layer, c)?,
-            qkv_bias: self.vector_if(c.attention_bias, &name("qkv_bias"), c.qkv_dim())?,
-            qk_norm: match c.form.qk_norm {
-                true => Some([self.head_norm(&name("q_norm"), c)?, self.head_norm(&name("k_norm"), c)?]),
+            qkv_bias: self.vector_if(a.bias, &name("qkv_bias"), a.qkv_dim())?,
+            qk_norm: match a.qk_norm {
+                true => {
+                    Some([self.head_norm(&name("q_norm"), a.head_dim)?, self.head_norm(&name("k_norm"), a.head_dim)?])
+                }
                 false => None,
             },
-            o: self.matrix(&name("o"), c.hidden, c.q_dim())?,
-            o_bias: self.vector_if(c.output_bias, &name("o_bias"), c.hidden)?,
+            o: self.matrix(&name("o"), c.hidden, a.q_dim())?,
+            o_bias: self.vector_if(a.output_bias, &name("o_bias"), c.hidden)?,
             sinks: Vec::new(),
             ffn_norm,
             ffn,

@@ -388,7 +388,7 @@ pub fn check_context(model: &Model, context: usize, kv: KvType, told: &dyn Liste
             "note: a context of {context} is beyond the {trained} positions this model was trained for"
         ));
     }
-    kv.check(model.config.head_dim)?;
+    model.config.attentions().try_for_each(|attention| kv.check(attention.head_dim))?;
     let needed = KvCache::bytes_for(&model.config, context, kv);
     if let Some(available) = crate::config::available_memory().filter(|&a| a < needed) {
         return Err(Error::Memory(format!(

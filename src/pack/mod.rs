@@ -52,10 +52,11 @@ pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
         sum += bytes(Role::Head, 0, c.vocab, c.hidden)?;
     }
     for layer in 0..c.layers {
-        for (role, rows) in [(Role::Q, c.q_dim()), (Role::K, c.kv_dim()), (Role::V, c.kv_dim())] {
+        let a = c.attention(layer);
+        for (role, rows) in [(Role::Q, a.q_dim()), (Role::K, a.kv_dim()), (Role::V, a.kv_dim())] {
             sum += bytes(role, layer, rows, c.hidden)?;
         }
-        sum += bytes(Role::O, layer, c.hidden, c.q_dim())?;
+        sum += bytes(Role::O, layer, c.hidden, a.q_dim())?;
         sum += match types {
             _ if c.form.experts.is_some() => experts::packed_bytes(source, types, layer)?,
             Types::Clusters => clusters::packed_bytes(source, layer)?,
@@ -131,18 +132,19 @@ pub fn pack_weighted(
                 job.rows(&mut writer, &name(part), c.hidden, &[role])?;
             }
         }
-        if c.attention_bias {
+        let a = c.attention(layer);
+        if a.bias {
             let biases = [Role::Q, Role::K, Role::V].map(|role| source.bias(role, layer));
             let biases = biases.into_iter().collect::<Result<Vec<_>>>()?;
             vector(&mut writer, &name("qkv_bias"), &biases.concat())?;
         }
-        if c.form.qk_norm {
+        if a.qk_norm {
             for (part, role) in [("q_norm", Role::QNorm), ("k_norm", Role::KNorm)] {
                 vector(&mut writer, &name(part), &source.vector(source.weight(role, layer)?)?)?;
             }
         }
-        job.rows(&mut writer, &name("o"), c.q_dim(), &[(Role::O, layer)])?;
-        if c.output_bias {
+        job.rows(&mut writer, &name("o"), a.q_dim(), &[(Role::O, layer)])?;
+        if a.output_bias {
             vector(&mut writer, &name("o_bias"), &source.bias(Role::O, layer)?)?;
         }
         if c.form.norms != Norms::ParallelShared {
@@ -211,7 +213,7 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
         _ => false,
     };
     let rows = rows.into_iter().filter(|(role, _)| !not_here(*role));
-    for (role, cols) in rows.chain([(Role::O, c.q_dim())]) {
+    for (role, cols) in rows.chain(c.attentions().map(|a| (Role::O, a.q_dim()))) {
         let quant = types.of(source, role, 0)?;
         if !cols.is_multiple_of(quant.unit()) {
             return Err(Error::Usage(format!(
@@ -219,7 +221,7 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
                 quant.name(),
                 quant.unit(),
                 c.hidden,
-                c.q_dim(),
+                cols,
                 if cols.is_multiple_of(GROUP) { "q8_0" } else { "f16" }
             )));
         }
@@ -256,7 +258,7 @@ fn check_importance(job: &Job, file: &Path, importance: &Importance) -> Result<S
         let why = format!("is {its}, the model's is {ours}: this profile belongs to another model ({owner}); {remedy}");
         return Err(Error::bad(file, "fingerprint", why));
     }
-    let shape = [c.layers, c.hidden, c.q_dim()];
+    let shape = [c.layers, c.hidden, c.most_of_attention(|a| a.q_dim())];
     if importance.shape != shape {
         let its = importance.shape;
         let why = format!("layers, hidden size and heads' numbers are {its:?}, the model's {shape:?}; {remedy}");

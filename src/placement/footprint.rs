@@ -4,7 +4,7 @@ use crate::engine::session::{CHUNK, CHUNKS};
 use crate::engine::{attention_layer_bytes, attention_made_bytes, pinned_bytes, workspace_bytes};
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm, Positions};
-use crate::model::layer::Experts;
+use crate::model::layer::{Attention, Experts};
 use crate::model::{BlockLayout, ExpertWeights, KvCache, KvType, Matrix, Model};
 
 /// Shape of a model and bytes of its parts.
@@ -91,7 +91,8 @@ impl Footprint {
             Positions::Learned { offset } => (c.context + offset) * Quant::F32.row_bytes(c.hidden),
             Positions::Rope { .. } => 0,
         };
-        let attention = c.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
+        let bytes = |a: &Attention<'_>| a.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(a.q_dim());
+        let (attention, most) = (c.attentions().map(|a| bytes(&a)).sum::<usize>(), c.most_of_attention(bytes));
         let shared = 2 * shared_width(c) * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(shared_width(c));
         Footprint {
             layers: c.layers,
@@ -99,8 +100,8 @@ impl Footprint {
             ffn: c.movable(),
             experts_used: whole_experts(c).map(|experts| experts.used),
             block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
-            attention_bytes: (c.layers * (attention + shared)) as u64 + small_bytes(c),
-            attention_layer_bytes: [attention as u64; 2],
+            attention_bytes: (attention + c.layers * shared) as u64 + small_bytes(c),
+            attention_layer_bytes: [most as u64; 2],
             attention_made_bytes: 0,
             attention_weights: attention_weights(c) as u64,
             embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
@@ -123,7 +124,7 @@ impl Footprint {
         Footprint {
             block_bytes: bytes(block_weights(c), bits.experts),
             attention_bytes: bytes(attention_weights(c), bits.others) + small_bytes(c),
-            attention_layer_bytes: [bytes(c.hidden * (c.qkv_dim() + c.q_dim()), bits.others); 2],
+            attention_layer_bytes: [bytes(c.most_of_attention(|a| a.weights(c.hidden)), bits.others); 2],
             embeddings_bytes: if c.tied { 0 } else { edge },
             head_bytes: edge + norm_bytes(c),
             ..Footprint::of_shape(c, Quant::Q8, context, kv)
@@ -209,7 +210,7 @@ pub fn working_bytes(c: &ModelConfig, chunk: usize) -> u64 {
                 + shared
         }
     };
-    let token = 8 * c.hidden + 2 * c.qkv_dim() + ffn;
+    let token = 8 * c.hidden + 2 * c.most_of_attention(|a| a.qkv_dim()) + ffn;
     // Experts' biases, and their router's, are copied.
     let biased = c.form.experts.filter(|experts| experts.biases).map_or(0, |experts| experts.count);
     let biases = c.layers * biased * (1 + 2 * c.ffn + c.hidden) * size_of::<f32>();
@@ -242,7 +243,7 @@ fn shared_bytes(model: &Model) -> u64 {
 
 /// Weights of attention's matrices and of shared experts, of all layers.
 fn attention_weights(c: &ModelConfig) -> usize {
-    c.layers * c.hidden * (c.qkv_dim() + c.q_dim() + 3 * shared_width(c))
+    c.attentions().map(|a| a.weights(c.hidden)).sum::<usize>() + c.layers * c.hidden * 3 * shared_width(c)
 }
 
 /// Weights of what is placed as one.
@@ -258,15 +259,20 @@ fn norm_bytes(c: &ModelConfig) -> u64 {
 /// Two norms, the biases, the sinks and the router of each layer, in f32.
 fn small_bytes(c: &ModelConfig) -> u64 {
     let there = |yes: bool, numbers: usize| if yes { numbers } else { 0 };
-    let biases =
-        there(c.attention_bias, c.qkv_dim()) + there(c.output_bias, c.hidden) + there(c.ffn_bias, c.ffn + c.hidden);
+    let of_attention = |a: Attention<'_>| {
+        there(a.bias, a.qkv_dim())
+            + there(a.output_bias, c.hidden)
+            + there(a.qk_norm, 2 * a.head_dim)
+            + there(a.sinks, a.heads)
+    };
+    let biases = there(c.ffn_bias, c.ffn + c.hidden);
     let router = c
         .form
         .experts
         .filter(|experts| experts.routed())
         .map_or(0, |experts| experts.count * (c.hidden + there(experts.biases, 1 + 2 * c.ffn + c.hidden)));
-    let of_heads = there(c.form.qk_norm, 2 * c.head_dim) + there(c.form.sinks, c.heads);
-    c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router + of_heads) as u64)
+    let attention = c.attentions().map(of_attention).sum::<usize>();
+    c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router) as u64) + 4 * attention as u64
 }
 
 /// Everything that a pass needs besides weights: the engine's workspace for a chunk of [`CHUNK`] tokens; room for neuron blocks

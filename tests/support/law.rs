@@ -244,7 +244,7 @@ impl Case<'_> {
 /// a law looks at the furthest is 4.5 deviations off.
 pub fn summed(c: &ModelConfig, sizes: &[usize]) -> f32 {
     let positions = sizes.iter().sum::<usize>();
-    let layer = [c.hidden, c.head_dim, positions, c.q_dim(), c.hidden, c.ffn];
+    let layer = [c.hidden, c.head_dim, positions, c.attention(0).q_dim(), c.hidden, c.ffn];
     let terms = c.layers * layer.iter().sum::<usize>() + c.hidden;
     4.5 * (terms as f32).sqrt() * 2f32.powi(-24)
 }

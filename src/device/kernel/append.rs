@@ -16,8 +16,6 @@ const APPEND: Function = Function::named("append");
 pub struct Append {
     /// The shape of attention, and the memory that keys and values go to.
     pub heads: Heads,
-    /// The layer whose keys and values are written.
-    pub layer: usize,
     /// Columns.
     pub n: usize,
     /// `[n, qkv_dim]`: q, k, v.
@@ -79,11 +77,11 @@ impl DeviceKernel for Append {
         let h = &self.heads;
         let (qkv, positions) = scratch.split_at(self.n * h.qkv_dim());
         put(at, self.qkv, qkv);
-        let cache: &mut [f16] = bytemuck::cast_slice_mut(at.of_mut(h.cache));
+        let cache = h.in_cache_mut(at);
         for (qkv, place) in qkv.chunks_exact(h.qkv_dim()).zip(positions.chunks_exact(2)) {
             let [sequence, position] = [place[0], place[1]].map(|p| p.to_bits() as usize);
             for (i, new) in qkv[h.q_dim()..].chunks_exact(h.head_dim).enumerate() {
-                let to = &mut cache[h.start(sequence, self.layer, i) + position * h.head_dim..][..h.head_dim];
+                let to = &mut cache[h.start(sequence, i) + position * h.head_dim..][..h.head_dim];
                 to.iter_mut().zip(new).for_each(|(to, &v)| *to = f16::from_f32(v));
             }
         }
@@ -93,10 +91,10 @@ impl DeviceKernel for Append {
         let h = &self.heads;
         let warps = (h.head_dim / 2).div_ceil(WARP).clamp(1, 8);
         let grid = [h.heads + 2 * h.kv_heads, self.n, 1];
-        let operands = [at.view(self.qkv), at.optional(self.angles), at.view(self.positions), at.buffer(h.cache)];
+        let operands = [at.view(self.qkv), at.optional(self.angles), at.view(self.positions), at.view(h.cache)];
         let launch =
             Launch::new(APPEND, grid, warps, warps * 4).words(operands).words(self.norms.map(|n| at.optional(n)));
-        out.push(launch.ints([h.heads, h.kv_heads, h.head_dim, h.layers, self.layer, h.context]).float(self.epsilon));
+        out.push(launch.ints([h.heads, h.kv_heads, h.head_dim, 1, 0, h.context]).float(self.epsilon));
     }
 }
 

@@ -22,7 +22,7 @@ const WARPS: usize = 4;
 /// Shared memory that every card gives a block without being asked.
 const SHARED_BYTES: usize = 48 << 10;
 
-/// The shape of attention, and the memory of keys and values.
+/// The shape of a layer's attention, and the memory of its keys and values.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
     /// Query heads.
@@ -31,12 +31,10 @@ pub struct Heads {
     pub kv_heads: usize,
     /// Numbers of a head.
     pub head_dim: usize,
-    /// Layers of the model.
-    pub layers: usize,
     /// Positions of a sequence that there is memory for.
     pub context: usize,
-    /// f16 `[sequences, layers, 2 (keys, values), kv_heads, context, head_dim]`
-    pub cache: Buffer,
+    /// f16 `[sequences, 2 (keys, values), kv_heads, context, head_dim]`
+    pub cache: View,
 }
 
 impl Heads {
@@ -52,12 +50,22 @@ impl Heads {
 
     /// Numbers of a sequence in the cache.
     pub const fn sequence(&self) -> usize {
-        self.layers * 2 * self.kv_heads * self.context * self.head_dim
+        2 * self.kv_heads * self.context * self.head_dim
     }
 
     /// Where the keys of kv head `head` begin, or the values of `head - kv_heads`: numbers from the beginning of the cache.
-    pub const fn start(&self, sequence: usize, layer: usize, head: usize) -> usize {
-        sequence * self.sequence() + (layer * 2 * self.kv_heads + head) * self.context * self.head_dim
+    pub const fn start(&self, sequence: usize, head: usize) -> usize {
+        sequence * self.sequence() + head * self.context * self.head_dim
+    }
+
+    /// The layer's keys and values in host memory.
+    fn in_cache<'a>(&self, at: &'a dyn HostMemory) -> &'a [f16] {
+        &bytemuck::cast_slice(at.of(self.cache.buffer))[self.cache.at as usize / 2..]
+    }
+
+    /// The same, to be written.
+    pub(super) fn in_cache_mut<'a>(&self, at: &'a mut dyn HostMemory) -> &'a mut [f16] {
+        &mut bytemuck::cast_slice_mut(at.of_mut(self.cache.buffer))[self.cache.at as usize / 2..]
     }
 }
 
@@ -66,8 +74,6 @@ impl Heads {
 pub struct Attend {
     /// Shape, and keys and values.
     pub heads: Heads,
-    /// The layer whose keys and values are read.
-    pub layer: usize,
     /// Columns.
     pub n: usize,
     /// How many positions back a column sees, its own among them; `None` for all.
@@ -128,7 +134,7 @@ impl DeviceKernel for Attend {
     fn run(&self, at: &dyn HostMemory, kernels: &Kernels, Scratch { attend, out }: &mut Scratch) -> KernelWork {
         let (h, dim, n) = (&self.heads, self.heads.head_dim, self.n);
         let (qkv, positions) = (numbers(at, self.qkv, n * h.qkv_dim()), words(at, self.positions, n * 2));
-        let cache: &[f16] = bytemuck::cast_slice(at.of(h.cache));
+        let cache = h.in_cache(at);
         let (sinks, shared) = (numbers(at, self.sinks, self.sinks.bytes as usize / 4), h.heads / h.kv_heads);
         let group = h.heads / h.kv_heads * dim;
         let mut work = KernelWork::default();
@@ -143,7 +149,7 @@ impl DeviceKernel for Attend {
             let seen = position + 1 - start;
             for kv_head in 0..h.kv_heads {
                 let part = |head: usize| {
-                    let from = h.start(sequence, self.layer, head) + start * dim;
+                    let from = h.start(sequence, head) + start * dim;
                     bytemuck::cast_slice(&cache[from..from + seen * dim])
                 };
                 let sinks = sinks.get(kv_head * shared..(kv_head + 1) * shared).unwrap_or_default();
@@ -172,11 +178,11 @@ impl DeviceKernel for Attend {
         let (function, at_once, shared_bytes) = self.member();
         let (mix, peaks) = (scratch, scratch + (self.n * h.heads * splits * dim * 4) as u64);
         let grid = [h.kv_heads * (h.heads / h.kv_heads).div_ceil(at_once), splits, self.n];
-        let operands = [at.view(self.qkv), at.buffer(h.cache), at.view(self.positions), mix, peaks];
+        let operands = [at.view(self.qkv), at.view(h.cache), at.view(self.positions), mix, peaks];
         let launch = Launch::new(function, grid, WARPS, shared_bytes).words(operands);
         // A window of all positions is none.
         let window = self.window.unwrap_or(0);
-        out.push(launch.ints([h.heads, h.kv_heads, dim, h.layers, self.layer, h.context, window]));
+        out.push(launch.ints([h.heads, h.kv_heads, dim, 1, 0, h.context, window]));
         let warps = dim.div_ceil(WARP).clamp(1, 4);
         let merge = Launch::new(MERGE, [h.heads, self.n, 1], warps, 0).words([mix, peaks, at.view(self.out)]);
         out.push(merge.words([at.buffer(self.sinks)]).ints([h.heads, dim, splits, usize::from(self.sinks.bytes > 0)]));

@@ -5,14 +5,18 @@ use super::Split;
 use super::parts::Rows;
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Append, Attend, Call, HostWork, Stage, Stream, Then, View};
+use crate::device::{Append, Attend, Call, Heads, HostWork, Stage, Stream, Then, View};
 use crate::engine::attention;
 use crate::engine::batch::Buffers;
 use crate::engine::forward::Pass;
 use crate::model::config::{ModelConfig, Norm};
-use crate::model::layer::{Attention, Mixer};
 
 impl Split {
+    /// The shape of a layer's attention and its keys and values on the device.
+    fn heads(&self, l: usize) -> Heads {
+        self.kv.as_ref().expect("looked at when the pass began").layers[l]
+    }
+
     /// Whether there is room on the device for the keys and values of a pass.
     pub(super) fn can_attend(&self, pass: &Pass<'_, '_>) -> bool {
         self.kv.as_ref().is_some_and(|kv| kv.takes(&pass.buffers.positions, pass.caches))
@@ -21,7 +25,7 @@ impl Split {
     /// Multiplies attention's output by the output matrix and adds it to the residual: the last that needs the layer's matrices. Of a chunk the
     /// neurons that are copied for this layer come before the next matrices, which then come while the device computes the next layer's attention.
     pub(super) fn add_attention(&mut self, c: &ModelConfig, l: usize) {
-        let (attended, residual) = (self.rows_of(self.workspace.attended, c.q_dim()), self.residual(c));
+        let (attended, residual) = (self.rows_of(self.workspace.attended, c.attention(l).q_dim()), self.residual(c));
         self.launch(Call::Linear(self.weights.layers[l].o.call(self.rows.n, attended, residual, Then::Add)));
         if let Some(streaming) = &mut self.attention_streaming {
             streaming.used(&mut *self.device, l, self.parts.count);
@@ -40,52 +44,50 @@ impl Split {
 
     /// Rotates queries and keys, and adds keys and values to those on the device.
     pub(super) fn append(&mut self, c: &ModelConfig, l: usize) {
-        let heads = self.kv.as_ref().expect("looked at when the pass began").heads;
-        let Mixer::Attention(Attention { rotary, .. }) = c.layer(l).mixer;
-        let angles = match rotary.is_empty() {
+        let (heads, a) = (self.heads(l), c.attention(l));
+        let angles = match a.rotary.is_empty() {
             true => self.weights.plain[0].into(),
-            false => self.rows_of(self.workspace.angles, c.head_dim),
+            false => self.rows_of(self.workspace.angles, a.head_dim),
         };
         let (qkv, positions) =
-            (self.rows_of(self.workspace.qkv, c.qkv_dim()), self.rows_of(self.workspace.positions, 2));
+            (self.rows_of(self.workspace.qkv, a.qkv_dim()), self.rows_of(self.workspace.positions, 2));
         let (Norm::Rms(epsilon) | Norm::Layer(epsilon)) = c.norm;
         let (n, norms) = (self.rows.n, self.weights.layers[l].qk_norm);
-        self.launch(Call::Append(Append { heads, layer: l, n, qkv, angles, positions, norms, epsilon }));
+        self.launch(Call::Append(Append { heads, n, qkv, angles, positions, norms, epsilon }));
     }
 
     /// Attention over keys and values on the device.
     pub(super) fn attend(&mut self, pass: &Pass<'_, '_>, l: usize) {
         let (c, rows) = (&pass.model.config, self.rows);
-        let heads = self.kv.as_ref().expect("looked at when the pass began").heads;
+        let (heads, a) = (self.heads(l), c.attention(l));
         let (qkv, attended, positions) = (self.workspace.qkv, self.workspace.attended, self.workspace.positions);
-        let Mixer::Attention(Attention { window, .. }) = c.layer(l).mixer;
         for (i, group) in pass.buffers.positions[rows.range()].chunks(MAX_COLUMNS).enumerate() {
             let most = group.iter().map(|p| p.position + 1).max().unwrap_or(1);
             let first = rows.first + i * MAX_COLUMNS;
             let part = |buffer, each: usize| View { buffer, at: (first * each * 4) as u64 };
             self.launch(Call::Attend(Attend {
                 heads,
-                layer: l,
                 n: group.len(),
-                window,
+                window: a.window,
                 most,
-                qkv: part(qkv, c.qkv_dim()),
+                qkv: part(qkv, a.qkv_dim()),
                 positions: part(positions, 2),
                 sinks: self.weights.layers[l].sinks,
-                out: part(attended, c.q_dim()),
+                out: part(attended, a.q_dim()),
             }));
         }
         // The host's caches get the same keys and values, once the device has made them.
-        let (range, from) = (self.qkv_range(c, l), self.rows_of(qkv, c.qkv_dim()));
+        let (range, from) = (self.qkv_range(c, l), self.rows_of(qkv, a.qkv_dim()));
         let made = &mut self.host.qkv_read_back[range];
         let (to, bytes) = (made.as_mut_ptr().cast(), size_of_val(made));
         unsafe { self.device.copy_out(Stream::Compute, from.buffer, from.at, to, bytes) };
     }
 
     /// Puts the copy out of queries, keys and values on the stream, for attention on the host.
-    pub(super) fn fetch_qkv(&mut self, c: &ModelConfig) {
-        let (rows, from) = (self.rows, self.rows_of(self.workspace.qkv, c.qkv_dim()));
-        let qkv = &mut self.host.qkv[rows.first * c.qkv_dim()..][..rows.n * c.qkv_dim()];
+    pub(super) fn fetch_qkv(&mut self, c: &ModelConfig, l: usize) {
+        let qkv_dim = c.attention(l).qkv_dim();
+        let (rows, from) = (self.rows, self.rows_of(self.workspace.qkv, qkv_dim));
+        let qkv = &mut self.host.qkv[rows.first * qkv_dim..][..rows.n * qkv_dim];
         let (to, bytes) = (qkv.as_mut_ptr().cast(), size_of_val(qkv));
         unsafe { self.device.copy_out(Stream::Compute, from.buffer, from.at, to, bytes) };
         self.device.record(Stream::Compute, self.parts.marks().projected);
@@ -97,6 +99,7 @@ impl Split {
     pub(super) fn attend_on_host(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let Pass { model, pool, kernels, buffers, caches, .. } = pass;
         let (c, layer, number) = (&model.config, &model.layers[l], self.parts.number);
+        let (q_dim, qkv_dim) = (c.attention(l).q_dim(), c.attention(l).qkv_dim());
         let Buffers { positions, cos_sin, attend, .. } = &mut **buffers;
         for part in 0..=number {
             self.set_part(part);
@@ -108,14 +111,14 @@ impl Split {
                 self.device.synchronize_event(self.parts.marks().projected);
             }
             let rows = self.rows;
-            let qkv = &mut self.host.qkv[rows.first * c.qkv_dim()..][..rows.n * c.qkv_dim()];
+            let qkv = &mut self.host.qkv[rows.first * qkv_dim..][..rows.n * qkv_dim];
             let qkv = bytemuck::cast_slice_mut(qkv);
             attention::rotate_and_put(c, layer, caches, l, &positions[rows.range()], qkv, cos_sin);
         }
-        let (rows, to) = (self.rows, self.rows_of(self.workspace.attended, c.q_dim()));
+        let (rows, to) = (self.rows, self.rows_of(self.workspace.attended, q_dim));
         let Split { device, host, .. } = self;
-        let qkv: &[f32] = bytemuck::cast_slice(&host.qkv[rows.first * c.qkv_dim()..][..rows.n * c.qkv_dim()]);
-        let attended = &mut host.attended[rows.first * c.q_dim()..][..rows.n * c.q_dim()];
+        let qkv: &[f32] = bytemuck::cast_slice(&host.qkv[rows.first * qkv_dim..][..rows.n * qkv_dim]);
+        let attended = &mut host.attended[rows.first * q_dim..][..rows.n * q_dim];
         let attended: &mut [f32] = bytemuck::cast_slice_mut(attended);
         let (positions, mut lap) = (&positions[rows.range()], clock::now());
         attention::attention(pool, kernels, c, layer, caches, l, positions, qkv, attend, attended);
@@ -128,8 +131,9 @@ impl Split {
     /// Where a layer's queries, keys and values of the current part are read back to; for a chunk two layers take turns.
     pub(super) fn qkv_range(&self, c: &ModelConfig, l: usize) -> std::ops::Range<usize> {
         let Rows { first, n, all } = self.rows;
-        let (turn, numbers) = (if all > MAX_COLUMNS { l % 2 } else { l }, c.qkv_dim());
-        let start = (turn * all + first) * numbers;
+        let (turn, most) = (if all > MAX_COLUMNS { l % 2 } else { l }, self.workspace.widest_qkv);
+        let numbers = c.attention(l).qkv_dim();
+        let start = turn * all * most + first * numbers;
         start..start + n * numbers
     }
 }

@@ -2,16 +2,19 @@
 
 use super::Split;
 use super::allocator::DeviceAllocator;
-use crate::device::{Device, Heads, OutOfMemory, Stream};
+use crate::device::{Buffer, Device, Heads, OutOfMemory, Stream, View};
 use crate::engine::batch::TokenPosition;
 use crate::engine::forward::Pass;
 use crate::model::config::ModelConfig;
+use crate::model::layer::Attention;
 use crate::model::{KvCache, KvType};
 
 /// Keys and values on the device: a copy of the host's caches, for the sequences that were used last.
 pub struct DeviceKv {
-    /// The shape of the cache and its memory.
-    pub heads: Heads,
+    /// The shape of each layer's attention, and the memory of its keys and values.
+    pub layers: Vec<Heads>,
+    cache: Buffer,
+    context: usize,
     held: Vec<Held>,
     /// Passes so far.
     passes: u64,
@@ -35,8 +38,8 @@ impl DeviceKv {
 
     /// Frees its memory; returns the bytes.
     pub fn release(self, device: &mut dyn Device) -> u64 {
-        device.free(self.heads.cache);
-        self.heads.cache.bytes
+        device.free(self.cache);
+        self.cache.bytes
     }
 
     /// Allocates room for `sequences` sequences of `context` positions, in f16.
@@ -50,15 +53,21 @@ impl DeviceKv {
         sequences: usize,
     ) -> Result<DeviceKv, OutOfMemory> {
         let bytes = KvCache::whole_bytes_for(c, context, KvType::F16) as usize * sequences;
-        let ModelConfig { heads, kv_heads, head_dim, layers, .. } = *c;
-        let heads = Heads { heads, kv_heads, head_dim, layers, context, cache: allocator.alloc(bytes)? };
-        Ok(DeviceKv { heads, held: vec![Held::default(); sequences], passes: 0 })
+        let cache = allocator.alloc(bytes)?;
+        let mut at = 0;
+        let layer = |Attention { heads, kv_heads, head_dim, .. }: Attention<'_>| {
+            let heads = Heads { heads, kv_heads, head_dim, context, cache: View { buffer: cache, at } };
+            at += (sequences * heads.sequence() * size_of::<u16>()) as u64;
+            heads
+        };
+        let layers = c.attentions().map(layer).collect();
+        Ok(DeviceKv { layers, cache, context, held: vec![Held::default(); sequences], passes: 0 })
     }
 
     /// Whether there is room for all sequences of a pass.
     pub fn takes(&self, positions: &[TokenPosition], caches: &[KvCache]) -> bool {
         let sequences = (0..caches.len()).filter(|&i| positions.iter().any(|p| p.sequence == i)).count();
-        let fits = |p: &TokenPosition| caches[p.sequence].kind.on_device() && p.position < self.heads.context;
+        let fits = |p: &TokenPosition| caches[p.sequence].kind.on_device() && p.position < self.context;
         sequences <= self.held.len() && positions.iter().all(fits)
     }
 
@@ -82,20 +91,21 @@ impl DeviceKv {
             let oldest = || oldest().expect("there are sequences");
             let index = known.unwrap_or_else(oldest);
             let old = known.map_or(0, |index| self.held[index].len);
-            let (from, dim) = (old.min(kv.untouched()).min(kv.len), self.heads.head_dim);
+            let from = old.min(kv.untouched()).min(kv.len);
             self.held[index] = Held { id: kv.id(), len: kv.len, used: self.passes };
             if from == kv.len {
                 continue;
             }
-            for run in 0..self.heads.layers * 2 * self.heads.kv_heads {
-                let (layer, head) = (run / (2 * self.heads.kv_heads), run % (2 * self.heads.kv_heads));
-                let of_head = (head / self.heads.kv_heads, head % self.heads.kv_heads);
-                let (from, numbers) = kv.halves(layer, of_head, from);
-                let to = self.heads.start(index, layer, head) + from * dim;
-                // SAFETY: done before anything else can happen to the cache.
-                unsafe {
-                    let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(numbers));
-                    device.copy_in(Stream::Compute, from, bytes, self.heads.cache, to as u64 * 2);
+            for (layer, heads) in self.layers.iter().enumerate() {
+                for head in 0..2 * heads.kv_heads {
+                    let of_head = (head / heads.kv_heads, head % heads.kv_heads);
+                    let (from, numbers) = kv.halves(layer, of_head, from);
+                    let to = heads.cache.at + 2 * (heads.start(index, head) + from * heads.head_dim) as u64;
+                    // SAFETY: done before anything else can happen to the cache.
+                    unsafe {
+                        let (from, bytes) = (numbers.as_ptr().cast(), size_of_val(numbers));
+                        device.copy_in(Stream::Compute, from, bytes, self.cache, to);
+                    }
                 }
             }
             device.synchronize(Stream::Compute);
@@ -125,8 +135,9 @@ impl Split {
         let (c, positions) = (&pass.model.config, &pass.buffers.positions[self.rows.range()]);
         let range = self.qkv_range(c, l);
         let made: &[f32] = bytemuck::cast_slice(&self.host.qkv_read_back[range]);
-        for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(made.chunks_exact(c.qkv_dim())) {
-            let (k, v) = qkv[c.q_dim()..].split_at(c.kv_dim());
+        let a = c.attention(l);
+        for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(made.chunks_exact(a.qkv_dim())) {
+            let (k, v) = qkv[a.q_dim()..].split_at(a.kv_dim());
             pass.caches[sequence].put(l, 0, position, k);
             pass.caches[sequence].put(l, 1, position, v);
         }

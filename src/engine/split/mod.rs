@@ -300,11 +300,10 @@ impl Split {
         for n in 1..=MAX_COLUMNS {
             calls.extend(projections(n));
             calls.push(Call::Linear(weights.head.call(n, x, workspace.logits.into(), Then::Store)));
-            if let Some(kv) = &self.kv {
-                let (heads, positions) = (kv.heads, workspace.positions.into());
-                let (window, most) = (c.window, heads.context);
-                let (layer, sinks, out) = (0, weights.layers[0].sinks, attended);
-                calls.push(Call::Attend(Attend { heads, layer, n, window, most, qkv, positions, sinks, out }));
+            for (l, &heads) in self.kv.iter().flat_map(|kv| kv.layers.iter().enumerate()) {
+                let (window, most, positions) = (c.attention(l).window, heads.context, workspace.positions.into());
+                let (sinks, out) = (weights.layers[l].sinks, attended);
+                calls.push(Call::Attend(Attend { heads, n, window, most, qkv, positions, sinks, out }));
             }
         }
         calls.extend(projections(self.chunk));

@@ -14,7 +14,6 @@ use crate::engine::forward::{Pass, Phase, Step};
 use crate::ids::StoreId;
 use crate::model::Model;
 use crate::model::config::ModelConfig;
-use crate::model::layer::{Attention, Mixer};
 use crate::prng::Prng;
 use crate::scheduler::chunks::{Graph, Needs, Order, Processor, Stage, Subgraph};
 use std::ops::Range;
@@ -387,18 +386,16 @@ impl Split {
         let c = &pass.model.config;
         let weights = (c.ffn_kind.rows() * c.hidden) as f64;
         let slots = self.residents() / c.layers;
-        let windows = || {
-            (0..c.layers).filter_map(|l| {
-                let Mixer::Attention(Attention { window, .. }) = c.layer(l).mixer;
-                window
-            })
-        };
+        let mean = |sum: usize| sum as f64 / c.layers as f64;
+        let (qkv, q) = c.attentions().fold((0, 0), |(qkv, q), a| (qkv + a.qkv_dim(), q + a.q_dim()));
+        let (qkv, q) = (mean(qkv), mean(q));
+        let windows = || (0..c.layers).filter_map(|l| c.attention(l).window);
         LayerCosts {
             costs: self.parts.costs.unwrap_or(ChunkCosts::ONES),
-            project: (c.qkv_dim() * c.hidden) as f64 / weights,
-            output: (c.q_dim() * c.hidden) as f64 / weights,
-            position: (2 * c.q_dim()) as f64 / weights,
-            crossing: (c.qkv_dim() + c.q_dim()) as f64 / (2 * c.hidden) as f64,
+            project: qkv * c.hidden as f64 / weights,
+            output: q * c.hidden as f64 / weights,
+            position: 2.0 * q / weights,
+            crossing: (qkv + q) / (2 * c.hidden) as f64,
             slots,
             missing: c.ffn - slots,
             copies: self.streaming.is_some(),

@@ -96,13 +96,13 @@ impl Executor for Split {
         let (input, residual) = (self.input(c), self.residual(c));
         self.note(Note::Compute(Some(Stage::Attention)));
         self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
-        let qkv = self.rows_of(self.workspace.qkv, c.qkv_dim());
+        let qkv = self.rows_of(self.workspace.qkv, c.attention(l).qkv_dim());
         for i in 0..self.weights.layers[l].qkv.len() {
             self.launch(Call::Linear(self.weights.layers[l].qkv[i].call(n, input, qkv, Then::Store)));
         }
         match self.attends {
             true => self.append(c, l),
-            false => self.fetch_qkv(c),
+            false => self.fetch_qkv(c, l),
         }
         if !self.attends {
             self.begin_moves(pass, l);
@@ -255,12 +255,12 @@ impl Split {
         kv.upload(&mut **device, &b.positions, pass.caches);
         let workspace = &self.workspace;
         let angles: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.angles);
-        let scale = c.form.rotary_scale;
+        let (scale, rotated) = (c.form.rotary_scale, c.most_of_attention(|a| a.head_dim));
         for (t, &TokenPosition { sequence, position }) in b.positions.iter().enumerate() {
             let index = kv.index_of(&pass.caches[sequence]) as u32;
             self.host.positions[2 * t..2 * t + 2].copy_from_slice(&[index, position as u32]);
             if let Positions::Rope { frequencies } = &c.positions {
-                let pairs = angles[t * c.head_dim..(t + 1) * c.head_dim].chunks_exact_mut(2);
+                let pairs = angles[t * rotated..(t + 1) * rotated].chunks_exact_mut(2);
                 for (pair, f) in pairs.zip(frequencies) {
                     let (sin, cos) = (position as f32 * f).sin_cos();
                     pair.copy_from_slice(&[cos * scale, sin * scale]);
@@ -271,7 +271,7 @@ impl Split {
         unsafe {
             device.copy_in(Stream::Compute, self.host.positions.as_ptr().cast(), n * 8, workspace.positions, 0);
             if workspace.angles.bytes > 0 {
-                let bytes = n * c.head_dim * 4;
+                let bytes = n * rotated * 4;
                 device.copy_in(Stream::Compute, self.host.angles.as_ptr().cast(), bytes, workspace.angles, 0);
             }
         }

@@ -84,7 +84,7 @@ impl ChunkCosts {
             column_us: products_us(c.ffn_kind.rows() * c.hidden, machine.host_gflops),
             read_us: bytes_us(block_bytes, machine.dram_gb_s),
             device_us: products_us(c.ffn_kind.rows() * c.hidden, machine.device_gflops),
-            seen_us: bytes_us(2 * 2 * c.kv_dim(), machine.device_gb_s),
+            seen_us: bytes_us(2 * 2 * c.most_of_attention(|a| a.kv_dim()), machine.device_gb_s),
             link_us: bytes_us(block_bytes, machine.link_gb_s),
             copy_us: machine.copy_us,
             cross_us: bytes_us(2 * 4 * c.hidden, machine.link_gb_s),

@@ -14,6 +14,8 @@ pub struct DeviceWorkspace {
     pub exchange: Buffer,
     /// `[n, qkv_dim]`
     pub qkv: Buffer,
+    /// The largest `qkv_dim` of a layer.
+    pub widest_qkv: usize,
     /// `[n, q_dim]`
     pub attended: Buffer,
     /// What [`SparseFfn`] gives for up to [`MAX_COLUMNS`] tokens, or [`ExpertFfn`] for a chunk.
@@ -47,8 +49,8 @@ impl DeviceWorkspace {
         let experts_output = if whole.is_some() { chunk * c.hidden * 4 } else { 0 };
         [
             ExchangeLayout::new(MAX_COLUMNS, c).bytes().max(ExchangeLayout::new(chunk, c).scores() * 4),
-            chunk * c.qkv_dim() * 4,
-            chunk * c.q_dim() * 4,
+            chunk * c.most_of_attention(|a| a.qkv_dim()) * 4,
+            chunk * c.most_of_attention(|a| a.q_dim()) * 4,
             SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.movable()).max(experts_output),
             chunk * c.hidden * 4,
             MAX_COLUMNS * c.vocab * 4,
@@ -57,7 +59,7 @@ impl DeviceWorkspace {
             of_chunks * 4,
             whole.map_or(0, |experts| 2 * ExpertFfn::chosen_words(chunk, experts.used) * 4),
             chunk * 8,
-            if rotates { chunk * c.head_dim * 4 } else { 0 },
+            if rotates { chunk * c.most_of_attention(|a| a.head_dim) * 4 } else { 0 },
         ]
     }
 
@@ -75,6 +77,7 @@ impl DeviceWorkspace {
         Ok(DeviceWorkspace {
             exchange: next()?,
             qkv: next()?,
+            widest_qkv: c.most_of_attention(|a| a.qkv_dim()),
             attended: next()?,
             output: next()?,
             partial: next()?,
@@ -156,10 +159,10 @@ impl PinnedBuffers {
             (clusters, false),
             (chunk * c.hidden, false),
             (c.layers * MAX_COLUMNS * SparseFfn::fired_words(c.movable()), true),
-            (chunk * c.qkv_dim(), true),
-            (chunk * c.q_dim(), false),
+            (chunk * c.most_of_attention(|a| a.qkv_dim()), true),
+            (chunk * c.most_of_attention(|a| a.q_dim()), false),
             (chunk * 2, false),
-            (chunk * c.head_dim, false),
+            (chunk * c.most_of_attention(|a| a.head_dim), false),
             (2 * DenseFfn::most_parts(chunk) * of_chunks, true),
             (if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, false),
             (if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, true),
@@ -168,7 +171,7 @@ impl PinnedBuffers {
 
     /// Words of `qkv_read_back`, where keys and values lie on the device.
     fn read_back_words(c: &ModelConfig, chunk: usize) -> usize {
-        (c.layers * MAX_COLUMNS).max(2 * chunk) * c.qkv_dim()
+        (c.layers * MAX_COLUMNS).max(2 * chunk) * c.most_of_attention(|a| a.qkv_dim())
     }
 
     /// Bytes of all of them for passes of up to `chunk` tokens; `attends` says whether keys and values lie on the device.

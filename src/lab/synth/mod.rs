@@ -209,15 +209,16 @@ pub fn write_store(
     }
     let weights = Weights::new(shape)?;
     let c = &weights.config;
+    let a = c.attention(0);
     check_groups(c, quant, &[c.hidden])?;
     let edge = quant.of_edges();
-    let qkv = |r: usize| match (r, c.q_dim(), c.kv_dim()) {
+    let qkv = |r: usize| match (r, a.q_dim(), a.kv_dim()) {
         (r, q, _) if r < q => (Stream::Q, r),
         (r, q, kv) if r < q + kv => (Stream::K, r - q),
         (r, q, kv) => (Stream::V, r - q - kv),
     };
     let block = |r: usize| ([Stream::Gate, Stream::Up, Stream::Down][r % 3], r / 3);
-    let attention = c.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(c.q_dim());
+    let attention = a.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(a.q_dim());
     let layer_bytes = attention + c.ffn * BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes();
     let total = (2 * c.vocab * edge.row_bytes(c.hidden) + c.layers * layer_bytes) as u64;
     let meter = Meter { done: AtomicU64::new(0), total, progress };
@@ -246,8 +247,8 @@ pub fn write_store(
         let norm = weights.norm(l);
         vector(&mut writer, &name("attn_norm"), &norm)?;
         vector(&mut writer, &name("ffn_norm"), &norm)?;
-        matrix(&mut writer, &name("qkv"), l, quant, (c.qkv_dim(), c.hidden), &qkv)?;
-        matrix(&mut writer, &name("o"), l, quant, (c.hidden, c.q_dim()), &|r| (Stream::O, r))?;
+        matrix(&mut writer, &name("qkv"), l, quant, (a.qkv_dim(), c.hidden), &qkv)?;
+        matrix(&mut writer, &name("o"), l, quant, (c.hidden, a.q_dim()), &|r| (Stream::O, r))?;
         let blocks = matrix(&mut writer, &name("ffn"), l, quant, (c.ffn * 3, c.hidden), &block)?;
         writer.add_checksums(blocks, &[3 * quant.row_bytes(c.hidden) as u64]);
     }
@@ -279,6 +280,7 @@ pub fn write_gguf(
 ) -> Result<()> {
     let weights = Weights::new(shape)?;
     let c = &weights.config;
+    let a = c.attention(0);
     check_groups(c, quant, &[c.hidden, c.ffn])?;
     let edge = quant.of_edges();
     let mut writer = GgufWriter::new(path);
@@ -292,10 +294,10 @@ pub fn write_gguf(
     add("output".into(), Stream::Head, 0, edge, &[c.vocab, c.hidden]);
     for l in 0..c.layers {
         for (part, stream, rows, cols) in [
-            ("attn_q", Stream::Q, c.q_dim(), c.hidden),
-            ("attn_k", Stream::K, c.kv_dim(), c.hidden),
-            ("attn_v", Stream::V, c.kv_dim(), c.hidden),
-            ("attn_output", Stream::O, c.hidden, c.q_dim()),
+            ("attn_q", Stream::Q, a.q_dim(), c.hidden),
+            ("attn_k", Stream::K, a.kv_dim(), c.hidden),
+            ("attn_v", Stream::V, a.kv_dim(), c.hidden),
+            ("attn_output", Stream::O, c.hidden, a.q_dim()),
         ] {
             add(format!("blk.{l}.{part}"), stream, l, quant, &[rows, cols]);
         }
@@ -325,7 +327,7 @@ pub fn write_gguf(
     let bytes = |&(_, _, _, quant, rows, cols): &_| (rows * gguf_writer::row_bytes(quant, cols)) as u64;
     let meter = Meter { done: AtomicU64::new(0), total: tensors.iter().map(bytes).sum(), progress };
     // GGUF's order of a head's rows is that of interleaved RoPE: the pair (2i, 2i + 1) is (i, i + head_dim / 2) of ours.
-    let dim = c.head_dim;
+    let dim = a.head_dim;
     let rotated = |r: usize| r / dim * dim + r % dim / 2 + r % 2 * (dim / 2);
     for &(tensor, stream, layer, quant, rows, cols) in &tensors {
         let row_bytes = gguf_writer::row_bytes(quant, cols);
@@ -385,14 +387,15 @@ fn metadata(writer: &mut GgufWriter, c: &ModelConfig, quant: Quant) {
         // None of its numbers says that all matrices have one type of blocks.
         Quant::Block(_) => 1024,
     };
+    let a = c.attention(0);
     let sizes = [
         ("context_length", c.context),
         ("embedding_length", c.hidden),
         ("block_count", c.layers),
         ("feed_forward_length", c.ffn),
-        ("attention.head_count", c.heads),
-        ("attention.head_count_kv", c.kv_heads),
-        ("rope.dimension_count", c.head_dim),
+        ("attention.head_count", a.heads),
+        ("attention.head_count_kv", a.kv_heads),
+        ("rope.dimension_count", a.head_dim),
         ("vocab_size", c.vocab),
     ];
     writer.set("general.architecture", Value::Str("llama"));

@@ -114,10 +114,11 @@ fn add(c: &mut Case<'_>) -> Result<Vec<u32>> {
 /// A KV cache of random keys and values; random queries, keys and values of `n` tokens at the end of a sequence; and the tokens' positions.
 fn heads(c: &mut Case<'_>) -> Result<(Heads, Buffer, Buffer)> {
     let (heads, kv_heads, head_dim, layers, context) = (8, 2, 64, 2, 300);
+    let layer = 2 * kv_heads * context * head_dim;
     let before = random(&mut c.prng, 2 * layers * 2 * kv_heads * context * head_dim / 2);
     let before: Vec<half::f16> = before.into_iter().map(half::f16::from_f32).collect();
     let cache = c.bench.put(bytemuck::cast_slice(&before))?;
-    let heads = Heads { heads, kv_heads, head_dim, layers, context, cache };
+    let heads = Heads { heads, kv_heads, head_dim, context, cache: View { buffer: cache, at: layer as u64 * 2 } };
     let qkv = c.numbers(c.n * heads.qkv_dim())?;
     let positions: Vec<u32> = (0..c.n as u32).flat_map(|i| [0, context as u32 - c.n as u32 + i]).collect();
     Ok((heads, qkv, c.bench.words(&positions)?))
@@ -135,7 +136,6 @@ fn append(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let norms = [c.numbers(heads.head_dim)?, c.numbers(heads.head_dim)?];
     c.bench.launch(&Call::Append(Append {
         heads,
-        layer: 1,
         n: c.n,
         qkv: qkv.into(),
         angles: angles.into(),
@@ -144,7 +144,7 @@ fn append(c: &mut Case<'_>) -> Result<Vec<u32>> {
         epsilon: 1e-5,
     }))?;
     let mut out = c.bench.get(qkv)?;
-    let cache = c.bench.get(heads.cache)?;
+    let cache = c.bench.get(heads.cache.buffer)?;
     let halves: &[half::f16] = bytemuck::cast_slice(&cache);
     out.extend(halves.iter().map(|half| half.to_f32().to_bits()));
     Ok(out)
@@ -153,10 +153,10 @@ fn append(c: &mut Case<'_>) -> Result<Vec<u32>> {
 fn attend(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let (n, (heads, qkv, positions)) = (c.n, heads(c)?);
     let out = c.bench.alloc(n * heads.q_dim() * 4)?;
-    let (layer, window, most, qkv, positions) = (1, None, heads.context, qkv.into(), positions.into());
+    let (window, most, qkv, positions) = (None, heads.context, qkv.into(), positions.into());
     let sinks = random(&mut c.prng, heads.heads);
     let sinks = c.bench.put(bytemuck::cast_slice(&sinks))?;
-    c.bench.launch(&Call::Attend(Attend { heads, layer, n, window, most, qkv, positions, sinks, out: out.into() }))?;
+    c.bench.launch(&Call::Attend(Attend { heads, n, window, most, qkv, positions, sinks, out: out.into() }))?;
     c.bench.get(out)
 }
 

@@ -1,7 +1,7 @@
 //! The names of tensors in a file, and the order of the rows of queries, keys and values in them.
 
 use crate::formats::Tensors;
-use crate::model::config::ModelConfig;
+use crate::model::layer::Attention;
 use crate::model::role::Role;
 
 /// The names of a model's tensors, without `.weight` and `.bias`.
@@ -178,13 +178,13 @@ impl Names {
 
     /// For each row of q, k or v, in the engine's order, its row in the file's tensor; `None` where they are the same. The engine's order
     /// is head after head, each head's rows in rotate-half order.
-    pub fn row_order(&self, role: Role, c: &ModelConfig) -> Option<Vec<usize>> {
+    pub fn row_order(&self, role: Role, a: &Attention<'_>) -> Option<Vec<usize>> {
         let heads = match role {
-            Role::Q => c.heads,
-            Role::K | Role::V => c.kv_heads,
+            Role::Q => a.heads,
+            Role::K | Role::V => a.kv_heads,
             _ => return None,
         };
-        let (dim, shared) = (c.head_dim, c.heads / c.kv_heads);
+        let (dim, shared) = (a.head_dim, a.sharing());
         let rows = 0..heads * dim;
         match self.qkv {
             QkvRows::Apart => None,
@@ -197,8 +197,8 @@ impl Names {
             QkvRows::Joined => {
                 let first = match role {
                     Role::Q => 0,
-                    Role::K => c.q_dim(),
-                    _ => c.q_dim() + c.kv_dim(),
+                    Role::K => a.q_dim(),
+                    _ => a.q_dim() + a.kv_dim(),
                 };
                 Some(rows.map(|r| first + r).collect())
             }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use dynamicinfer::device::{Append, Attend, Call, Heads};
+use dynamicinfer::device::{Append, Attend, Call, Heads, View};
 use dynamicinfer::ops::math;
 use dynamicinfer::prng::Prng;
 use half::f16;
@@ -47,8 +47,9 @@ fn check(seed: u64, shape: &Shape) {
     let most = places.iter().map(|p| p[1] as usize + 1).max().unwrap();
     let seen_most = window.map_or(most, |w| most.min(w));
     let mut cache: Vec<f16> = vec![f16::NAN; numbers];
+    let at_layer = layer * TIMELINES * 2 * kv_heads * run;
     let at = |timeline: usize, part: usize, head: usize, position: usize| {
-        ((((timeline * LAYERS + layer) * 2 + part) * kv_heads + head) * context + position) * dim
+        ((((layer * TIMELINES + timeline) * 2 + part) * kv_heads + head) * context + position) * dim
     };
     for timeline in 0..TIMELINES {
         let end = places.iter().filter(|p| p[0] as usize == timeline).map(|p| p[1] as usize).max().unwrap_or(0);
@@ -68,10 +69,10 @@ fn check(seed: u64, shape: &Shape) {
             [cos, sin]
         })
         .collect();
-    let shape = Heads { heads, kv_heads, head_dim: dim, layers: LAYERS, context, cache: memory.put(&cache) };
+    let cached = View { buffer: memory.put(&cache), at: 2 * at_layer as u64 };
+    let shape = Heads { heads, kv_heads, head_dim: dim, context, cache: cached };
     let append = Append {
         heads: shape,
-        layer,
         n,
         qkv: memory.put(&qkv).into(),
         angles: if rotates { memory.put(&angles) } else { memory.put::<u8>(&[]) }.into(),
@@ -97,13 +98,12 @@ fn check(seed: u64, shape: &Shape) {
     let what = format!("heads {heads}/{kv_heads} x {dim}, window {window:?}, places {places:?}, seed {seed}");
     assert_eq!(memory.get::<f32>(append.qkv.buffer), truth, "{what}");
     let bits = |cache: &[f16]| cache.iter().map(|v| v.to_bits()).collect::<Vec<u16>>();
-    assert!(memory.get::<u16>(shape.cache) == bits(&cache), "cache: {what}");
+    assert!(memory.get::<u16>(shape.cache.buffer) == bits(&cache), "cache: {what}");
 
     let out = memory.alloc(n * heads * dim * 4);
     let sinks: Vec<f32> = if rng.below(2) == 0 { Vec::new() } else { normal(&mut rng, heads) };
     let attend = Attend {
         heads: shape,
-        layer,
         n,
         window,
         most: seen_most,

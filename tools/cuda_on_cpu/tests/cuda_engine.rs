@@ -168,7 +168,7 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     let most = match (mixed || quant.is_grouped(), kind) {
         (true, _) => 4e-2,
         (false, KvType::F32) => 1e-5,
-        (false, KvType::F16) => 1e-3,
+        (false, _) => 1e-3,
     };
     let chunks = engine.split.as_ref().unwrap().chunks;
     STREAMED.fetch_add(chunks.streamed, Ordering::Relaxed);
