@@ -7,7 +7,6 @@ use dynamicinfer::Error;
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::{Engine, Logits};
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::model::layer::{Attention, Mixer};
 use dynamicinfer::model::{KvCache, KvType, ModelConfig};
 use dynamicinfer::open::{EngineOptions, Quiet, open};
 use dynamicinfer::prng::Prng;
@@ -129,25 +128,28 @@ struct Naive {
 impl Naive {
     /// A pass over `n` tokens of `text`.
     fn append(&mut self, config: &ModelConfig, text: u32, n: usize) {
+        self.begin(config, text, n, config.layers);
+        self.texts.extend(vec![text; n]);
+        self.cache.len += n;
+    }
+
+    /// The same, stopped behind so many layers.
+    fn begin(&mut self, config: &ModelConfig, text: u32, n: usize, layers: usize) {
         let first = self.cache.len;
-        for position in first..first + n {
-            self.texts.push(text);
-            for layer in 0..config.layers {
-                for part in [0, 1] {
-                    let numbers = vec![mark(text, position, layer, part); config.attention(0).kv_dim()];
-                    self.cache.put(layer, part, position, &numbers);
-                }
+        for (layer, position) in (0..layers).flat_map(|layer| (first..first + n).map(move |position| (layer, position)))
+        {
+            for part in [0, 1] {
+                let numbers = vec![mark(text, position, layer, part); config.attention(layer).kv_dim()];
+                self.cache.put(layer, part, position, &numbers);
             }
         }
-        self.cache.len += n;
     }
 
     /// What the next token sees is this text's and none other's: at both ends and at some places between.
     fn check(&self, config: &ModelConfig, prng: &mut Prng) {
         assert_eq!(self.cache.len, self.texts.len());
         for layer in 0..config.layers {
-            let Mixer::Attention(Attention { window, .. }) = config.layer(layer).mixer;
-            let first = window.map_or(0, |window| (self.cache.len + 1).saturating_sub(window));
+            let first = config.attention(layer).window.map_or(0, |window| (self.cache.len + 1).saturating_sub(window));
             let between = |seen: usize| first + prng.below(seen as u64) as usize;
             let places: Vec<usize> = match self.cache.len - first {
                 0 => Vec::new(),
@@ -165,7 +167,7 @@ impl Naive {
     }
 }
 
-/// 10,000 steps over caches of several sizes, layers with and without a window: passes, cuts, copies, other texts. A cut that a layer cannot
+/// 10,000 steps over caches of several sizes, layers with and without a window: passes, passes that are stopped, cuts, copies, other texts. A cut that a layer cannot
 /// follow leaves nothing; one by less than a few thousand tokens always can.
 #[test]
 fn caches_hold_what_a_list_of_texts_holds() {
@@ -210,6 +212,12 @@ fn caches_hold_what_a_list_of_texts_holds() {
                     moved += u32::from(len > 0);
                 }
             }
+            // A pass that is stopped.
+            9 if room > 0 => {
+                let (n, layers) =
+                    (1 + prng.below(room.min(1024) as u64) as usize, prng.below(config.layers as u64 + 1));
+                all[i].begin(&config, step, n, layers as usize);
+            }
             8 if step % 40 == 0 => {
                 all[i].cache.renew();
                 assert_eq!(all[i].cache.rewind(0), 0);
@@ -220,4 +228,31 @@ fn caches_hold_what_a_list_of_texts_holds() {
         all[i].check(&config, &mut prng);
     }
     assert!(cut > 100 && lost > 5 && moved > 100, "{cut} cut, {lost} lost, {moved} copied");
+}
+
+/// A chunk that is stopped before any of its layers leaves a text as it was: it goes on with the same bits.
+#[test]
+fn a_stopped_chunk_leaves_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["llama", "opt", "mistral", "qwen2", "falcon", "minicpm", "qwen3", "qwen3-moe", "qwen2-moe"] {
+        let mut engine = Engine::new(opened(dir.path(), name, Quant::F16), 2, Kernels::best());
+        let tokens = |n: u32| (0..n).map(|i| 5 + i * 37 % 90).collect::<Vec<u32>>();
+        let mut kv = cache(&engine, 96, KvType::F16);
+        engine.forward(&mut kv, &tokens(20), Logits::None);
+        let mut clean = cache(&engine, 96, KvType::F16);
+        clean.copy_from(&kv, 20);
+        let want = engine.forward(&mut clean, &tokens(3), Logits::Last).to_vec();
+        for stop in 0..engine.model.config.layers {
+            let mut layers = 0;
+            let ended = engine.forward_while(&mut kv, &tokens(40), Logits::Last, &mut || {
+                layers += 1;
+                layers <= stop
+            });
+            assert!(!ended && kv.len == 20, "{name}, before layer {stop}");
+            let mut again = cache(&engine, 96, KvType::F16);
+            again.copy_from(&kv, 20);
+            assert_eq!(engine.forward(&mut again, &tokens(3), Logits::Last), &want[..], "{name}, before layer {stop}");
+        }
+        assert_eq!(engine.forward(&mut kv, &tokens(3), Logits::Last), &want[..], "{name}");
+    }
 }
