@@ -35,7 +35,7 @@ const MODULES: [(&str, &[&str]); 37] = [
     // A real device is timed by the clock.
     ("device", &["clock", "cpu", "formats", "ids", "model", "prng"]),
     ("cache", &["device", "ids"]),
-    ("ops", &["cpu", "formats", "ids", "model"]),
+    ("ops", &["cpu", "formats", "ids", "model", "prng"]),
     ("predictor", &["cpu", "error", "formats", "ids", "model", "ops"]),
     ("profile", &["error", "formats", "ids", "model"]),
     // Decides, and knows no thread or clock.

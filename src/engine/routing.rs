@@ -75,7 +75,7 @@ impl Routes {
         let Routes { products, chosen, next, groups, tokens } = self;
         chosen.clear();
         for products in products.chunks_exact(experts.count) {
-            choose(experts, products, chosen);
+            choose(experts, products, &[], chosen);
         }
         next.clear();
         next.resize(experts.count, 0);
@@ -138,19 +138,10 @@ impl Routes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::layer::{RouterInput, Scoring};
+    use crate::model::layer::Scoring;
 
     fn experts(scoring: Scoring, normalised: bool) -> Experts {
-        Experts {
-            count: 4,
-            used: 2,
-            scoring,
-            normalised,
-            reads: RouterInput::FfnNorm,
-            shared: None,
-            biases: false,
-            by_neuron: false,
-        }
+        Experts { used: 2, scoring, normalised, ..Experts::all(4) }
     }
 
     fn routed(experts: Experts, products: &[f32]) -> (Vec<Group>, Vec<Routed>) {

@@ -223,8 +223,6 @@ pub enum Positions {
 
 /// Layers that a model may have: more than any published one.
 const MAX_LAYERS: usize = 1 << 12;
-/// Experts that a layer may have: more than any published model.
-const MAX_EXPERTS: usize = 1 << 12;
 /// Neurons that an FFN may have: more than any published model's.
 const MAX_WIDTH: usize = 1 << 20;
 
@@ -382,13 +380,8 @@ impl ModelConfig {
                 return Err(format!("{} numbers say which of {} layers are {what}", list.len(), self.layers));
             }
         }
-        if let Some(Experts { count, used, shared, biases, reads, .. }) = self.form.experts {
-            if count == 0 || count > MAX_EXPERTS {
-                return Err(format!("{count} experts; there must be 1 to {MAX_EXPERTS}"));
-            }
-            if used == 0 || used > count {
-                return Err(format!("{used} experts for a token, of {count} that there are"));
-            }
+        if let Some(experts @ Experts { shared, biases, reads, .. }) = self.form.experts {
+            experts.check()?;
             if let Some(width) = shared.map(|shared| shared.width).filter(|width| !(1..=MAX_WIDTH).contains(width)) {
                 return Err(format!("the shared expert's size is {width}; it must be 1 to {MAX_WIDTH}"));
             }

@@ -30,17 +30,23 @@ impl Norms {
 
 /// A mixture of experts: several FFNs of [`super::ModelConfig::ffn`] neurons, of which a router chooses a few for each token. The FFN's
 /// output is the sum of theirs, each times its weight. An FFN that is stored in clusters is one, too, without a router ([`Scoring::All`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
     /// How many experts a layer has.
     pub count: usize,
-    /// How many of them are computed for a token: those with the largest products with the router's rows.
+    /// How many of them are computed for a token: those with the largest scores.
     pub used: usize,
-    /// What makes a weight of such a product.
+    /// What makes a score of a product with a row of the router.
     pub scoring: Scoring,
-    /// The weights of a token's experts are divided by their sum.
+    /// The scores of a token's experts are divided by their sum to be weights.
     pub normalised: bool,
+    /// The groups of which a token uses a few; `None` where it may have any experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Groups>,
+    /// The weights are multiplied by this at last.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub scale: f32,
     /// What the router reads.
     pub reads: RouterInput,
     /// The FFN beside them that every token passes through; `None` where there is none.
@@ -54,12 +60,31 @@ pub struct Experts {
     pub by_neuron: bool,
 }
 
+/// Experts that a layer may have: more than any published model.
+const MAX_EXPERTS: usize = 1 << 12;
+/// Groups that they may make: a bit each in a word, and more than any published model has.
+const MAX_GROUPS: usize = 64;
+
 fn is_false(flag: &bool) -> bool {
     !flag
 }
 
+fn one() -> f32 {
+    1.0
+}
+
 pub(super) fn is_one(scale: &f32) -> bool {
     *scale == 1.0
+}
+
+/// Groups of neighbouring experts, as in DeepSeek V3: a token may have experts of the best groups only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Groups {
+    /// How many groups a layer's experts make, all of one size.
+    pub count: usize,
+    /// How many of them a token may have experts of.
+    pub used: usize,
 }
 
 /// The shared expert of a mixture: an FFN like the others, but of a width of its own and for every token.
@@ -72,7 +97,7 @@ pub struct SharedForm {
     pub weighted: bool,
 }
 
-/// How the products of a router, one for each expert, become weights.
+/// How the products of a router, one for each expert, become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scoring {
@@ -80,6 +105,8 @@ pub enum Scoring {
     Softmax,
     /// Each by itself: 1 / (1 + exp(-product)).
     Sigmoid,
+    /// The products are the scores, and the weights are the softmax of those that were chosen.
+    SoftmaxOfChosen,
     /// There is no router: all experts are computed for every token, with weight 1. They are the clusters of neighbouring neurons that one
     /// FFN was cut into.
     All,
@@ -87,17 +114,51 @@ pub enum Scoring {
 
 impl Experts {
     /// The clusters of an FFN, all of which are computed for every token.
-    pub fn all(count: usize) -> Experts {
+    pub const fn all(count: usize) -> Experts {
         Experts {
             count,
             used: count,
             scoring: Scoring::All,
             normalised: false,
+            groups: None,
+            scale: 1.0,
             reads: RouterInput::FfnNorm,
             shared: None,
             biases: false,
             by_neuron: false,
         }
+    }
+
+    /// Checks the counts, and what must hold between them.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Experts { count, used, scale, .. } = *self;
+        if !(1..=MAX_EXPERTS).contains(&count) {
+            return Err(format!("{count} experts; there must be 1 to {MAX_EXPERTS}"));
+        }
+        if used == 0 || used > count {
+            return Err(format!("{used} experts for a token, of {count} that there are"));
+        }
+        if !self.routed() && *self != Experts::all(count) {
+            return Err("clusters are all computed, so nothing may say how a router chooses them".into());
+        }
+        if !(1e-3..=1e3).contains(&scale) {
+            return Err(format!("the scale of the experts' weights is {scale}; it must be 0.001 to 1000"));
+        }
+        let Some(groups) = self.groups else { return Ok(()) };
+        let each = count / groups.count.max(1);
+        if !(1..=MAX_GROUPS).contains(&groups.count) || groups.count * each != count || each < 2 {
+            let groups = groups.count;
+            return Err(format!(
+                "{groups} groups of {count} experts; there must be 1 to {MAX_GROUPS} of 2 or more each"
+            ));
+        }
+        if groups.used == 0 || groups.used > groups.count {
+            return Err(format!("{} groups for a token, of {} that there are", groups.used, groups.count));
+        }
+        if used > groups.used * each {
+            return Err(format!("{used} experts for a token, of {} in its groups", groups.used * each));
+        }
+        Ok(())
     }
 
     /// Whether a router chooses among them; otherwise they are the clusters of one FFN.
@@ -168,5 +229,46 @@ impl LayerForm {
     /// Whether the layers are Llama's.
     pub fn is_default(&self) -> bool {
         *self == LayerForm::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUTED: Experts = Experts { used: 2, scoring: Scoring::Softmax, normalised: true, ..Experts::all(8) };
+
+    #[test]
+    fn a_header_has_groups_and_scale_only_where_they_say_something() {
+        let plain = r#"{"count":8,"used":2,"scoring":"softmax","normalised":true,"reads":"ffn_norm"}"#;
+        assert_eq!(serde_json::to_string(&ROUTED).unwrap(), plain);
+        let groups = Some(Groups { count: 4, used: 2 });
+        let other = Experts { scoring: Scoring::SoftmaxOfChosen, groups, scale: 2.5, ..ROUTED };
+        for experts in [ROUTED, other] {
+            let text = serde_json::to_string(&experts).unwrap();
+            assert_eq!(serde_json::from_str::<Experts>(&text).unwrap(), experts, "{text}");
+        }
+    }
+
+    #[test]
+    fn counts_that_do_not_fit_each_other_are_refused_by_name() {
+        let groups = |count, used| Experts { groups: Some(Groups { count, used }), ..ROUTED };
+        assert_eq!(groups(4, 1).check(), Ok(()));
+        for (experts, why) in [
+            (Experts { used: 9, ..ROUTED }, "9 experts for a token, of 8 that there are"),
+            (Experts { used: 2, ..Experts::all(8) }, "clusters are all computed, so nothing may say how"),
+            (Experts { scale: 0.0, ..ROUTED }, "the scale of the experts' weights is 0; it must be 0.001 to 1000"),
+            (Experts { scale: f32::NAN, ..ROUTED }, "the scale of the experts' weights is NaN"),
+            (groups(0, 0), "0 groups of 8 experts; there must be 1 to 64 of 2 or more each"),
+            (groups(3, 1), "3 groups of 8 experts"),
+            (groups(8, 1), "8 groups of 8 experts"),
+            (Experts { count: 256, ..groups(128, 1) }, "128 groups of 256 experts"),
+            (groups(4, 0), "0 groups for a token, of 4 that there are"),
+            (groups(4, 5), "5 groups for a token, of 4 that there are"),
+            (Experts { used: 3, ..groups(4, 1) }, "3 experts for a token, of 2 in its groups"),
+        ] {
+            let said = experts.check().unwrap_err();
+            assert!(said.contains(why), "{why} is not in: {said}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! together for one layer. [`LayerData::not_built`] names what the data can describe and nothing computes yet.
 
 use super::config::{Activation, Ffn, ModelConfig, Positions};
-pub use super::form::{Experts, LayerForm, Norms, RouterInput, Scoring, SharedForm};
+pub use super::form::{Experts, Groups, LayerForm, Norms, RouterInput, Scoring, SharedForm};
 
 /// One layer of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]

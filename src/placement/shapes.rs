@@ -5,7 +5,7 @@ use crate::error::{Error, Result, excerpt};
 use crate::formats::rows::Quant;
 use crate::model::KvType;
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
-use crate::model::layer::{Experts, LayerForm, RouterInput, Scoring};
+use crate::model::layer::{Experts, LayerForm, Scoring};
 
 /// ReLU LLaMAs: name, hidden, layers, FFN, heads, kv heads.
 const DENSE: [(&str, [usize; 5]); 3] = [
@@ -153,16 +153,7 @@ impl Sizes {
 
 /// Mixtral's routing, which every reader of its GGUFs knows: so many experts in a layer, so many of them for a token.
 pub fn mixtral(count: usize, used: usize) -> Experts {
-    Experts {
-        biases: false,
-        count,
-        used,
-        scoring: Scoring::Softmax,
-        normalised: true,
-        reads: RouterInput::FfnNorm,
-        shared: None,
-        by_neuron: false,
-    }
+    Experts { used, scoring: Scoring::Softmax, normalised: true, ..Experts::all(count) }
 }
 
 /// Configuration of a model that is known by name and can be planned without its files. Of mixtures it has what decides about bytes:

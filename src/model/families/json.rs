@@ -165,16 +165,8 @@ impl<'a> Fields<'a> {
     pub fn mixture(&self, family: &str, activated: Activated, keys: [&str; 3], rule: Routing) -> Result<ModelConfig> {
         let [count, used, width] = keys;
         let Routing { scoring, normalised, reads } = rule;
-        let experts = Experts {
-            count: self.size(count)?,
-            used: self.size(used)?,
-            scoring,
-            normalised,
-            reads,
-            shared: None,
-            biases: false,
-            by_neuron: false,
-        };
+        let (count, used) = (self.size(count)?, self.size(used)?);
+        let experts = Experts { used, scoring, normalised, reads, ..Experts::all(count) };
         let config = self.layers(family, activated, width)?;
         Ok(ModelConfig { form: LayerForm { experts: Some(experts), ..config.form }, ..config })
     }

@@ -88,8 +88,7 @@ impl Keys<'_> {
         let expert_width = "expert_feed_forward_length";
         let width = if self.size(expert_width)?.is_some() { expert_width } else { "feed_forward_length" };
         let config = self.layers(self.rms_norm()?, positions, activated, width)?;
-        let experts =
-            Experts { count, used, scoring, normalised, reads, shared: None, biases: false, by_neuron: false };
+        let experts = Experts { used, scoring, normalised, reads, ..Experts::all(count) };
         Ok(ModelConfig { form: LayerForm { experts: Some(experts), ..config.form }, ..config })
     }
 
