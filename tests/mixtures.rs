@@ -16,8 +16,9 @@ use dynamicinfer::lab::replay::active;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{FfnWeights, KvType, Model};
 use dynamicinfer::open::{EngineOptions, ModelOptions, Quiet, layer_blocks, open};
+use dynamicinfer::pack::{PackOptions, pack};
 use gguf_file::{File, Tensor, fixture};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const MODELS: [&str; 4] = ["qwen3-moe", "mixtral.gguf", "turbosparse-mixtral", "smallthinker.gguf"];
 
@@ -79,9 +80,11 @@ fn the_report_counts_the_experts_that_were_computed_and_what_was_read_of_them() 
 #[test]
 fn a_trace_holds_the_experts_that_were_chosen() {
     let dir = tempfile::tempdir().unwrap();
-    for name in MODELS {
+    let mut engines: Vec<(&str, Engine)> = MODELS.map(|name| (name, engine(name))).into();
+    let biased = biased("qwen3-moe.gguf", dir.path(), 2);
+    engines.push(("with a selection bias", Engine::new(opened(&biased), 2, Kernels::best())));
+    for (name, mut engine) in engines {
         let path = dir.path().join("a.trace");
-        let mut engine = engine(name);
         let c = engine.model.config.clone();
         let experts = c.form.experts.unwrap();
         let request = Request {
@@ -350,6 +353,79 @@ fn a_shared_expert_without_a_weight_adds_what_one_with_weight_a_half_and_twice_t
         assert!(plain == bits(opened(&path), kernels), "{}", kernels.isa.name());
         assert!(plain != weighted);
     }
+}
+
+/// A copy of a GGUF in `dir`, whose first layers have a selection bias: more than scores differ by, the more the later the expert.
+fn biased(from: &str, dir: &Path, layers: usize) -> PathBuf {
+    let mut file = File::read(from);
+    for layer in 0..layers {
+        let count = file.tensor(&format!("blk.{layer}.ffn_gate_inp.weight")).shape[0];
+        let data = (0..count).flat_map(|expert| (2.0 * expert as f32).to_le_bytes()).collect();
+        file.tensors.push(Tensor {
+            name: format!("blk.{layer}.exp_probs_b.bias"),
+            kind: F32,
+            shape: vec![count],
+            data,
+        });
+    }
+    let path = dir.join("biased.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    path
+}
+
+/// The router's products and the weights of every layer, as an observer sees them.
+#[derive(Default)]
+struct Routers(Vec<[Vec<f32>; 2]>);
+
+impl Observer for Routers {
+    fn layer(&mut self, seen: &Seen<'_>) {
+        self.0.push([seen.gates.to_vec(), seen.activations.to_vec()]);
+    }
+}
+
+/// No family that is read has one, but a file may.
+#[test]
+fn a_selection_bias_chooses_experts_and_is_no_part_of_their_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = Engine::new(opened(&biased("qwen3-moe.gguf", dir.path(), 2)), 2, Kernels::best());
+    let experts = engine.model.config.form.experts.unwrap();
+    let first = experts.count - experts.used;
+    assert!(experts.selection_bias && experts.normalised && first > 0);
+    let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
+    let mut routers = Routers::default();
+    engine.forward_observed(&mut session.kv, &ids(40), Logits::None, &mut routers);
+    for [products, weights] in &routers.0 {
+        for (products, weights) in products.chunks_exact(experts.count).zip(weights.chunks_exact(experts.count)) {
+            let sum: f32 = products[first..].iter().map(|product| product.exp()).sum();
+            for (expert, (product, weight)) in products.iter().zip(weights).enumerate() {
+                let wanted = if expert < first { 0.0 } else { product.exp() / sum };
+                assert!((weight - wanted).abs() < 1e-5, "{expert}: {weight} is not {wanted}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_selection_bias_that_is_damaged_or_would_be_lost_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let why = Source::open(&biased("mixtral.gguf", dir.path(), 1), None).map(drop).unwrap_err().to_string();
+    assert!(why.contains("blk.1.exp_probs_b.bias: the tensor is missing"), "{why}");
+    let source = Source::open(&biased("smallthinker.gguf", dir.path(), 5), None).unwrap();
+    let options = PackOptions { types: Quant::F16.into(), orders: None };
+    let packed = pack(&source, &dir.path().join("m.neurons"), &options, &|_, _| Ok(()));
+    usage(packed, "this mixture's router has a selection bias, which no store holds");
+    let from = fixture("qwen3-moe");
+    for file in ["config.json", "tokenizer.json"] {
+        std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+    }
+    let file = std::fs::read(from.join("model.safetensors")).unwrap();
+    let data = |info: &TensorInfo| file[info.offset as usize..][..info.bytes as usize].to_vec();
+    let tensors = safetensors::parse(&file, &from).unwrap();
+    let mut written: Vec<_> = tensors.iter().map(|info| (info.name.clone(), info.shape.clone(), data(info))).collect();
+    written.push(("model.layers.0.mlp.gate.e_score_correction_bias".into(), vec![8], vec![0; 16]));
+    std::fs::write(dir.path().join("model.safetensors"), safetensors_of(&written)).unwrap();
+    let why = Source::open(dir.path(), None).map(drop).unwrap_err().to_string();
+    assert!(why.contains("its router has a selection bias, which is supported in a GGUF only; take a GGUF"), "{why}");
 }
 
 /// The first files of Qwen2's mixtures have one size of an FFN, which the shared expert has, and those that a token has together.

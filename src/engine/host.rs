@@ -218,7 +218,8 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     match &weights.router {
         Some(router) => {
             columns.set_many(pool, kernels, input, n, [router.quant]);
-            routes.route((pool, kernels), experts, router, weights.router_bias(), columns);
+            let biases = [weights.router_bias(), &weights.selection_bias];
+            routes.route((pool, kernels), experts, router, biases, columns);
         }
         None => routes.take_all(experts, n),
     }

@@ -45,14 +45,14 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Chooses the experts of the n tokens of `x`, set for the router's type. `bias` is added to each token's products, `[experts]`; empty
-    /// where there is none.
+    /// Chooses the experts of the n tokens of `x`, set for the router's type. `bias` is added to each token's products, `selection_bias` to
+    /// scores for choosing only; both are `[experts]`, or empty where there is none.
     pub fn route(
         &mut self,
         (pool, kernels): (&mut ThreadPool, &Kernels),
         experts: Experts,
         router: &Matrix,
-        bias: &[f32],
+        [bias, selection_bias]: [&[f32]; 2],
         x: &Columns,
     ) {
         self.products.resize(x.n * experts.count, 0.0);
@@ -60,22 +60,22 @@ impl Routes {
         if !bias.is_empty() {
             self.products.chunks_exact_mut(bias.len()).for_each(|products| math::add(products, bias));
         }
-        self.choose(experts);
+        self.choose(experts, selection_bias);
     }
 
     /// All experts for each of n tokens, where there is no router.
     pub fn take_all(&mut self, experts: Experts, n: usize) {
         self.products.clear();
         self.products.resize(n * experts.count, 0.0);
-        self.choose(experts);
+        self.choose(experts, &[]);
     }
 
     /// Chooses each token's experts by `products`.
-    fn choose(&mut self, experts: Experts) {
+    fn choose(&mut self, experts: Experts, selection_bias: &[f32]) {
         let Routes { products, chosen, next, groups, tokens } = self;
         chosen.clear();
         for products in products.chunks_exact(experts.count) {
-            choose(experts, products, &[], chosen);
+            choose(experts, products, selection_bias, chosen);
         }
         next.clear();
         next.resize(experts.count, 0);
@@ -146,7 +146,7 @@ mod tests {
 
     fn routed(experts: Experts, products: &[f32]) -> (Vec<Group>, Vec<Routed>) {
         let mut routes = Routes { products: products.to_vec(), ..Routes::default() };
-        routes.choose(experts);
+        routes.choose(experts, &[]);
         (routes.groups, routes.tokens)
     }
 

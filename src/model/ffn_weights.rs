@@ -23,6 +23,8 @@ pub enum FfnWeights {
 pub struct ExpertWeights {
     /// Its products with a token's input choose the token's experts, `[experts, hidden]`; `None` where all are computed.
     pub router: Option<Matrix>,
+    /// Numbers that are added to the scores for choosing only, `[experts]`; empty where there are none.
+    pub selection_bias: Vec<f32>,
     /// Each expert's matrices.
     pub experts: Vec<FfnMatrices>,
     /// The router's biases and theirs; `None` where there are none.

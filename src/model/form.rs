@@ -47,6 +47,9 @@ pub struct Experts {
     /// The weights are multiplied by this at last.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub scale: f32,
+    /// A number for each expert is added to its score for choosing only.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub selection_bias: bool,
     /// What the router reads.
     pub reads: RouterInput,
     /// The FFN beside them that every token passes through; `None` where there is none.
@@ -122,6 +125,7 @@ impl Experts {
             normalised: false,
             groups: None,
             scale: 1.0,
+            selection_bias: false,
             reads: RouterInput::FfnNorm,
             shared: None,
             biases: false,
@@ -239,11 +243,11 @@ mod tests {
     const ROUTED: Experts = Experts { used: 2, scoring: Scoring::Softmax, normalised: true, ..Experts::all(8) };
 
     #[test]
-    fn a_header_has_groups_and_scale_only_where_they_say_something() {
+    fn a_header_has_groups_scale_and_selection_bias_only_where_they_say_something() {
         let plain = r#"{"count":8,"used":2,"scoring":"softmax","normalised":true,"reads":"ffn_norm"}"#;
         assert_eq!(serde_json::to_string(&ROUTED).unwrap(), plain);
         let groups = Some(Groups { count: 4, used: 2 });
-        let other = Experts { scoring: Scoring::SoftmaxOfChosen, groups, scale: 2.5, ..ROUTED };
+        let other = Experts { scoring: Scoring::SoftmaxOfChosen, groups, scale: 2.5, selection_bias: true, ..ROUTED };
         for experts in [ROUTED, other] {
             let text = serde_json::to_string(&experts).unwrap();
             assert_eq!(serde_json::from_str::<Experts>(&text).unwrap(), experts, "{text}");

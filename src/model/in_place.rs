@@ -151,7 +151,7 @@ fn shared_expert(source: &Source, layer: usize, form: SharedForm) -> Result<Shar
 
 fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
     let weight = |role| source.weight(role, layer).map(matrix);
-    let Some(experts) = source.config.form.experts else {
+    let Some(form) = source.config.form.experts else {
         let input = match source.config.ffn_kind {
             Ffn::Plain => vec![weight(Role::Up)?],
             _ => vec![weight(Role::Gate)?, weight(Role::Up)?],
@@ -167,8 +167,8 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
         let input = Stacked::new(vec![of(Role::Gate)?, of(Role::Up)?]);
         Ok(FfnMatrices { input, down: of(Role::Down)?, down_by_neuron: false })
     };
-    let shared = experts.shared.map(|form| shared_expert(source, layer, form)).transpose()?;
-    let experts: Vec<FfnMatrices> = (0..experts.count).map(expert).collect::<Result<_>>()?;
+    let shared = form.shared.map(|form| shared_expert(source, layer, form)).transpose()?;
+    let experts: Vec<FfnMatrices> = (0..form.count).map(expert).collect::<Result<_>>()?;
     let types = |e: &FfnMatrices| (e.input_quants(), e.down.quant);
     if let Some(other) = experts.iter().position(|expert| types(expert) != types(&experts[0])) {
         let view = source.expert(Role::Gate, layer, other)?.view;
@@ -178,9 +178,12 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
     // A router that is no number would choose the same experts for every token.
     let router = source.weight(Role::Router, layer)?;
     check_tensor(router)?;
-    let biases = source.config.form.experts.filter(|experts| experts.biases);
-    let biases = biases.map(|_| expert_biases(source, layer).map(Arc::new)).transpose()?;
-    Ok(FfnWeights::Experts(ExpertWeights { router: Some(matrix(router)), experts, biases, shared }))
+    let selection_bias = match form.selection_bias {
+        true => source.bias(Role::SelectionBias, layer)?,
+        false => Vec::new(),
+    };
+    let biases = form.biases.then(|| expert_biases(source, layer).map(Arc::new)).transpose()?;
+    Ok(FfnWeights::Experts(ExpertWeights { router: Some(matrix(router)), selection_bias, experts, biases, shared }))
 }
 
 fn expert_biases(source: &Source, layer: usize) -> Result<ExpertBiases> {

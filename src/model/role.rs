@@ -38,6 +38,8 @@ pub enum Role {
     Router,
     /// A score of each query head that takes part in its softmax, `[heads]`; absent where there are none.
     Sinks,
+    /// Numbers that are added to a router's scores for choosing only, `[experts]`; absent where there are none.
+    SelectionBias,
     /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
     SharedGate,
     /// The shared expert's up, `[its neurons, hidden]`.

@@ -211,6 +211,7 @@ impl Source {
             Role::Down => vec![c.hidden, c.width(layer)],
             Role::QNorm | Role::KNorm => vec![a.head_dim],
             Role::Sinks => vec![a.heads],
+            Role::SelectionBias => vec![c.clusters()],
             Role::Router => vec![c.clusters(), c.hidden],
             Role::SharedGate | Role::SharedUp => vec![self.shared_width(), c.hidden],
             Role::SharedDown => vec![c.hidden, self.shared_width()],
@@ -254,6 +255,15 @@ impl Source {
         if form.sinks && !self.names.has(Role::Sinks) {
             return Err(Error::bad(&self.path, "", "its attention has sinks, which is supported in a GGUF only"));
         }
+        if let Some(experts) = &mut form.experts
+            && has(&["exp_probs_b.", "e_score_correction_bias"])
+        {
+            if !self.names.has(Role::SelectionBias) {
+                let why = "its router has a selection bias, which is supported in a GGUF only; take a GGUF of it";
+                return Err(Error::bad(&self.path, "", why));
+            }
+            experts.selection_bias = true;
+        }
         if has(&["_exps.bias", "ffn_gate_inp.bias"]) && !form.experts.is_some_and(|experts| experts.biases) {
             let why = format!("its experts have biases, which is not supported for {}", self.config.family);
             return Err(Error::bad(&self.path, "", why));
@@ -292,6 +302,9 @@ impl Source {
             match c.form.experts {
                 Some(experts) => {
                     self.weight(Role::Router, layer)?;
+                    if experts.selection_bias {
+                        check_vector(self.find(Role::SelectionBias, layer, "bias", &[experts.count])?)?;
+                    }
                     if experts.biases {
                         check_vector(self.find(Role::Router, layer, "bias", &[experts.count])?)?;
                         for role in [Role::Gate, Role::Up, Role::Down] {

@@ -138,6 +138,7 @@ impl Model {
         let not_held = [
             (experts.is_some_and(|experts| experts.shared.is_some()), "a shared expert"),
             (experts.is_some_and(|experts| experts.biases), "biases of experts"),
+            (experts.is_some_and(|experts| experts.selection_bias), "a selection bias"),
             (config.form.sinks, "sinks of attention"),
         ];
         if let Some((_, what)) = not_held.into_iter().find(|(has, _)| *has) {
@@ -406,7 +407,7 @@ impl Sections<'_> {
             FfnMatrices { input: Stacked::new(input), down: matrix(down, cols, neurons), down_by_neuron: false }
         };
         let experts = self.0.bytes(section).chunks_exact(each).map(cluster).collect();
-        Ok(ExpertWeights { router: None, experts, biases: None, shared: None })
+        Ok(ExpertWeights { router: None, selection_bias: Vec::new(), experts, biases: None, shared: None })
     }
 
     /// The experts of a layer, packed by neuron, and their router.
@@ -440,7 +441,7 @@ impl Sections<'_> {
         };
         let experts = self.0.bytes(section).chunks_exact(each).map(expert).collect();
         let router = self.checked_matrix(&format!("layer.{layer}.router"), form.count, c.hidden)?;
-        Ok(ExpertWeights { router: Some(router), experts, biases: None, shared: None })
+        Ok(ExpertWeights { router: Some(router), selection_bias: Vec::new(), experts, biases: None, shared: None })
     }
 
     fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {

@@ -25,6 +25,11 @@ pub(super) fn check(source: &Source, types: Types) -> Result<()> {
         let why = "this mixture has shared experts, which are not packed by neuron: it is read where it lies; give its directory or GGUF as it is";
         return Err(Error::Usage(why.into()));
     }
+    if c.form.experts.is_some_and(|experts| experts.selection_bias) {
+        let why =
+            "this mixture's router has a selection bias, which no store holds: it is read where it lies; give its GGUF";
+        return Err(Error::Usage(why.into()));
+    }
     if types == Types::Clusters {
         let why = "--quant clusters: a mixture's experts are clusters already; leave it out";
         return Err(Error::Usage(why.into()));

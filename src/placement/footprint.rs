@@ -212,8 +212,7 @@ pub fn working_bytes(c: &ModelConfig, chunk: usize) -> u64 {
     };
     let token = 8 * c.hidden + 2 * c.most_of_attention(|a| a.qkv_dim()) + ffn;
     // Experts' biases, and their router's, are copied.
-    let biased = c.form.experts.filter(|experts| experts.biases).map_or(0, |experts| experts.count);
-    let biases = c.layers * biased * (1 + 2 * c.ffn + c.hidden) * size_of::<f32>();
+    let biases = c.layers * expert_biases(c) * size_of::<f32>();
     WORKING_BYTES.max(PROGRAM_BYTES + (chunk * token * size_of::<f32>()) as u64) + biases as u64
 }
 
@@ -256,6 +255,12 @@ fn norm_bytes(c: &ModelConfig) -> u64 {
     (c.hidden * 4 * if matches!(c.norm, Norm::Layer(_)) { 2 } else { 1 }) as u64
 }
 
+/// Numbers of the biases of a layer's experts and of their router.
+fn expert_biases(c: &ModelConfig) -> usize {
+    let of = |e: Experts| usize::from(e.selection_bias) + if e.biases { 1 + 2 * c.ffn + c.hidden } else { 0 };
+    c.form.experts.map_or(0, |experts| experts.count * of(experts))
+}
+
 /// Two norms, the biases, the sinks and the router of each layer, in f32.
 fn small_bytes(c: &ModelConfig) -> u64 {
     let there = |yes: bool, numbers: usize| if yes { numbers } else { 0 };
@@ -265,12 +270,8 @@ fn small_bytes(c: &ModelConfig) -> u64 {
             + there(a.qk_norm, 2 * a.head_dim)
             + there(a.sinks, a.heads)
     };
-    let biases = there(c.ffn_bias, c.ffn + c.hidden);
-    let router = c
-        .form
-        .experts
-        .filter(|experts| experts.routed())
-        .map_or(0, |experts| experts.count * (c.hidden + there(experts.biases, 1 + 2 * c.ffn + c.hidden)));
+    let biases = there(c.ffn_bias, c.ffn + c.hidden) + expert_biases(c);
+    let router = c.form.experts.filter(Experts::routed).map_or(0, |experts| experts.count * c.hidden);
     let attention = c.attentions().map(of_attention).sum::<usize>();
     c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router) as u64) + 4 * attention as u64
 }

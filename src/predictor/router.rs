@@ -68,7 +68,7 @@ impl Predictor for Router {
         let tokens = products.chunks_exact(self.experts.count).zip(scores.chunks_exact_mut(self.experts.count));
         for (products, scores) in tokens {
             scratch.experts.clear();
-            choose(self.experts, products, &[], &mut scratch.experts);
+            choose(self.experts, products, &weights.selection_bias, &mut scratch.experts);
             scratch.experts.iter().for_each(|&(expert, _)| scores[expert] = 1.0);
         }
     }

@@ -310,7 +310,7 @@ fn a_history_of_impossible_size_is_refused_by_the_field() {
 
 /// No store holds them, so a layer without them would give other answers.
 #[test]
-fn a_store_that_names_a_shared_expert_biases_of_experts_or_sinks_is_refused() {
+fn a_store_that_names_a_shared_expert_biases_or_sinks_is_refused() {
     let (ours, shared) = (store(1, 64, 32), SharedForm { width: 32, weighted: true });
     let experts = Experts { scoring: Scoring::Softmax, ..Experts::all(4) };
     let of = |experts: Experts| LayerForm { experts: Some(experts), ..LayerForm::default() };
@@ -318,6 +318,7 @@ fn a_store_that_names_a_shared_expert_biases_of_experts_or_sinks_is_refused() {
         (of(experts), "layer.0.ffn: "),
         (of(Experts { shared: Some(shared), ..experts }), "config: names a shared expert, which no store holds"),
         (of(Experts { biases: true, ..experts }), "config: names biases of experts, which no store holds"),
+        (of(Experts { selection_bias: true, ..experts }), "config: names a selection bias, which no store holds"),
         (LayerForm { sinks: true, ..LayerForm::default() }, "config: names sinks of attention, which no store holds"),
     ] {
         let mut config = ours.header["config"].clone();

@@ -16,8 +16,8 @@ pub struct Names {
     /// Names behind the number of a layer, in the order of [`Role`]: norm of attention, q, k, v, output, norm of the FFN, gate, up, down.
     /// Empty where a family has none; q, k and v are the same where they are one tensor.
     pub inside: [&'static str; 9],
-    /// The same for norm of queries, norm of keys, router, sinks.
-    pub more: [&'static str; 4],
+    /// The same for norm of queries, norm of keys, router, sinks, selection bias.
+    pub more: [&'static str; 5],
     /// The same for the shared expert's gate, up, down and router row.
     pub shared: [&'static str; 4],
     /// The experts' tensors of a layer.
@@ -66,7 +66,7 @@ pub const LLAMA: Names = Names {
         "mlp.up_proj",
         "mlp.down_proj",
     ],
-    more: ["self_attn.q_norm", "self_attn.k_norm", "mlp.gate", ""],
+    more: ["self_attn.q_norm", "self_attn.k_norm", "mlp.gate", "", ""],
     shared: [
         "mlp.shared_expert.gate_proj",
         "mlp.shared_expert.up_proj",
@@ -87,7 +87,7 @@ pub const GGUF: Names = Names {
     outside: ["token_embd", "output", "position_embd", "output_norm"],
     layer: "blk.",
     inside: ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"],
-    more: ["attn_q_norm", "attn_k_norm", "ffn_gate_inp", "attn_sinks"],
+    more: ["attn_q_norm", "attn_k_norm", "ffn_gate_inp", "attn_sinks", "exp_probs_b"],
     shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"],
     experts: ExpertNames {
         each: [["ffn_gate.", ""], ["ffn_up.", ""], ["ffn_down.", ""]],
