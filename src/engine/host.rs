@@ -6,6 +6,7 @@ use super::embed::embed;
 use super::ffn::{self, CachedTools, Chosen, Neurons, Scorer, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
 use super::inputs::Input;
+use super::mixture::{foresee_experts, look_inside, route};
 use super::observer::SeenAttention;
 use super::probe::WillCompute;
 use super::report::Report;
@@ -14,7 +15,7 @@ use super::split::Split;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Read, Stage, Timeline};
-use crate::model::layer::{Experts, Norms, RouterInput};
+use crate::model::layer::{Norms, RouterInput};
 use crate::model::weights::Layer;
 use crate::model::{ExpertWeights, FfnWeights};
 use crate::ops::gates::gates;
@@ -203,50 +204,11 @@ fn norm_ffn_input(pass: &mut Pass<'_, '_>, l: usize) {
     each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
 }
 
-/// Chooses the experts of layer `l`, by what its router reads.
-pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
-    let n = pass.n();
-    let Pass { model, pool, kernels, buffers: b, .. } = pass;
-    let FfnWeights::Experts(weights) = &model.layers[l].ffn else {
-        unreachable!("a mixture has experts in every layer")
-    };
-    let Buffers { x, normed, columns, routes, .. } = &mut **b;
-    let input = if experts.reads == RouterInput::Layer { &**x } else { &**normed };
-    match &weights.router {
-        Some(router) => {
-            columns.set_many(pool, kernels, input, n, [router.quant]);
-            routes.route((pool, kernels), experts, router, weights.router_bias(), columns);
-        }
-        None => routes.take_all(experts, n),
-    }
-}
-
 /// Begins to read the experts that the layer needs, where they come from disk: of a router that reads the layer's input while attention is
 /// computed.
 fn begin_experts(pass: &mut Pass<'_, '_>, l: usize) {
     if let Some(cached) = &mut pass.cached {
         cached.begin_experts(l, &pass.buffers.routes);
-    }
-}
-
-/// Looks at what experts a later layer of few tokens will need, where they come from disk.
-pub(super) fn foresee_experts(pass: &mut Pass<'_, '_>, l: usize) {
-    let n = pass.n();
-    let Pass { model, pool, kernels, buffers: b, cached, .. } = pass;
-    if let Some(foresight) = cached.as_mut().and_then(|cached| cached.foresight.as_mut()) {
-        let mut tools = crate::predictor::Tools { model, pool, kernels, scratch: &mut b.scratch };
-        foresight.look_at_experts(&mut tools, l, (&b.x, n));
-    }
-}
-
-/// Computes the hidden values of the network that says which neurons of the chosen experts may fire, if the layer has one. A prompt's chunk
-/// goes by the gates.
-pub(super) fn look_inside(pass: &mut Pass<'_, '_>, l: usize) {
-    let (n, is_chunk) = (pass.n(), pass.is_chunk());
-    let Pass { model, pool, kernels, buffers: b, sparsity, .. } = pass;
-    if let Some((network, _)) = sparsity.inside(l).filter(|_| !is_chunk) {
-        let mut tools = crate::predictor::Tools { model, pool, kernels, scratch: &mut b.scratch };
-        network.hidden_values(&mut tools, &b.x, n, &mut b.experts.values);
     }
 }
 

@@ -8,6 +8,7 @@ mod forward;
 mod health;
 mod host;
 pub mod inputs;
+mod mixture;
 pub mod observer;
 mod probe;
 pub mod report;

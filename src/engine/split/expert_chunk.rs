@@ -2,7 +2,7 @@
 //! the CPU computes the others at the same time ([`super::streaming`] divides). Copied experts lie in scratch memory in two halves, one of
 //! which is filled while the other is computed, and are gone after the layer: nothing leaves a slot for them.
 
-use super::experts::{by_columns, choose, mixture};
+use super::experts::{by_columns, choose};
 use super::scheduling::Beside;
 use super::streaming::{ExpertCosts, Missing};
 use super::workspace::pinned;
@@ -11,6 +11,7 @@ use crate::cache::Frames;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Buffer, Call, Device, Event, ExpertFfn, NONE, OutOfMemory, PinnedBuffer, Stream, View};
 use crate::engine::forward::Pass;
+use crate::engine::mixture::mixture;
 use crate::engine::routing::{Group, Routed};
 use crate::formats::will_need;
 use crate::host_cache::HostCache;

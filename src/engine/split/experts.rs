@@ -11,12 +11,12 @@ use crate::cpu::MAX_COLUMNS;
 use crate::device::{Call, Device, ExpertFfn, NONE, Note, PinnedBuffer, Stage, Stream, View};
 use crate::engine::ffn::{self, Chosen, ExpertsRead, Selection};
 use crate::engine::forward::Pass;
-use crate::engine::host;
+use crate::engine::mixture::{foresee_experts, mixture, route};
 use crate::engine::routing::{Routed, Routes};
 use crate::engine::sparsity::Wanted;
+use crate::model::ExpertWeights;
 use crate::model::config::ModelConfig;
 use crate::model::layer::{Experts, RouterInput};
-use crate::model::{ExpertWeights, FfnWeights};
 
 /// What a mixture's layers work with.
 pub(super) struct ExpertSplit {
@@ -62,14 +62,6 @@ impl ExpertSplit {
     }
 }
 
-/// The mixture that layer `l` is.
-pub(super) fn mixture<'a>(pass: &Pass<'a, '_>, l: usize) -> (Experts, &'a ExpertWeights) {
-    match (pass.model.config.form.experts, &pass.model.layers[l].ffn) {
-        (Some(experts), FfnWeights::Experts(weights)) => (experts, weights),
-        _ => unreachable!("a mixture has experts in every layer"),
-    }
-}
-
 impl Split {
     /// Puts the copy of what the layer's router reads on the stream, where that is the residual with which the layer begins.
     pub(super) fn fetch_layer_input(&mut self, c: &ModelConfig, n: usize) {
@@ -102,7 +94,7 @@ impl Split {
         self.device.synchronize_event(self.marks[l].exchanged);
         if experts.reads == RouterInput::Layer {
             pass.buffers.x.copy_from_slice(bytemuck::cast_slice(&self.experts.layer_input[..n * c.hidden]));
-            host::route(pass, l, experts);
+            route(pass, l, experts);
         }
         if pass.is_chunk() {
             pass.probe.lap(Stage::Attention);
@@ -111,10 +103,10 @@ impl Split {
             self.receive(pass);
         }
         if experts.reads == RouterInput::FfnNorm {
-            host::route(pass, l, experts);
+            route(pass, l, experts);
         }
         if !pass.is_chunk() {
-            host::foresee_experts(pass, l);
+            foresee_experts(pass, l);
         }
         pass.probe.lap(Stage::Predictor);
         self.note(Note::Host(Stage::Predictor));

@@ -4,14 +4,13 @@
 //! ([`super::inside_chunk`]).
 
 use super::Split;
-use super::experts::mixture;
 use super::scheduling::{Beside, HostShare};
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
 use crate::device::{Call, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream, View};
 use crate::engine::ffn::{self, Chosen, ExpertsRead, OnDevice, Scorer, Selection};
 use crate::engine::forward::Pass;
-use crate::engine::host;
+use crate::engine::mixture::{look_inside, mixture};
 use crate::engine::routing::Routed;
 use crate::engine::sparsity::Wanted;
 use crate::ids::StoreId;
@@ -24,7 +23,7 @@ impl Split {
         let (n, c) = (pass.n(), &pass.model.config);
         let (experts, weights) = mixture(pass, l);
         pass.probe.show_experts(pass.buffers, l, experts);
-        host::look_inside(pass, l);
+        look_inside(pass, l);
         let pairs = self.divide_inside(pass, l, weights);
         let predicted = pass.sparsity.inside(l).is_some();
         pass.probe.show_inside(pass.buffers, l, c.ffn_kind, predicted);

@@ -3,13 +3,13 @@
 //! computes the others at the same time. Neurons in slots are of no use here: an expert is computed as a whole by one of both.
 
 use super::Split;
-use super::experts::mixture;
 use super::scheduling::Beside;
 use super::streaming::{ExpertCosts, Missing};
 use super::workspace::{ExchangeLayout, SLOTS_AT_ONCE};
 use crate::device::{Buffer, Call, ColumnWeights, DenseFfn, Event, NONE, OutOfMemory, SlotBlocks, Stream, View};
 use crate::engine::ffn::ExpertsRead;
 use crate::engine::forward::Pass;
+use crate::engine::mixture::mixture;
 use crate::model::config::ModelConfig;
 use crate::model::{ExpertWeights, Model};
 
