@@ -3,8 +3,8 @@
 //! the two levels of PowerInfer-2 (section 4.1.2) over DynamicInfer's slots. A prompt's chunk has experts copied
 //! ([`super::inside_chunk`]).
 
-use super::Split;
 use super::scheduling::{Beside, HostShare};
+use super::state::Split;
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
 use crate::device::{Call, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream, View};

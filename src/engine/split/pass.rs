@@ -1,9 +1,9 @@
 //! The phases of a pass of few tokens on host and device. Those of a prompt's chunk are the same but for the FFN ([`super::chunk`]).
 
 use super::scheduling::{Beside, HostShare};
+use super::state::{Begun, Split, frames};
 use super::weights::norm;
 use super::workspace::ExchangeLayout;
-use super::{Split, frames};
 use crate::cache::Tier;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Add, Call, Note, SparseFfn, Stage, Stream, Then};
@@ -30,19 +30,6 @@ pub(super) enum GraphSection {
 }
 /// How many of them a layer has.
 const SECTIONS: usize = GraphSection::Shared as usize + 1;
-
-/// What the device has begun of a layer's FFN before the host has seen the residual.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Begun {
-    /// What it has scored itself.
-    pub scored: Scored,
-    /// The layer whose scores come with the exchange for the migrator.
-    pub ahead: Option<usize>,
-    /// It knows which neurons are wanted, and computes its part.
-    device_ffn: bool,
-    /// It has every neuron, knows which are wanted, and there is no bias of down, observer or scheduler: the host has nothing to do.
-    alone: bool,
-}
 
 impl Executor for Split {
     fn order(&mut self, pass: &mut Pass<'_, '_>) {

@@ -1,10 +1,11 @@
 //! Predicting on host and device: a layer from its own residual, and layers ahead of it. Scores that the device makes ahead stay there
 //! until it chooses by them; those that the scheduler looks at come to the host with the exchange.
 
+use super::migrator::Migrator;
 use super::scorers::{Lookahead, Scorer, Scorers};
+use super::state::Split;
 use super::weights::norm;
 use super::workspace::ExchangeLayout;
-use super::{Migrator, Split};
 use crate::cache::PerTier;
 use crate::device::{Call, Note, Select, SignScores, Stage, Stream, Then, View};
 use crate::engine::ffn::Selection;
