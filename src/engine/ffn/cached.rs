@@ -5,11 +5,13 @@
 //! all its down rows. A dot is the same whenever it is taken, and down rows are added in the order of the list: the sums are bit for bit
 //! those of the mapped store.
 
-use super::chosen::Arrival;
-use super::{
-    Chosen, Counts, Downs, ExpertBuffers, ExpertsRead, FfnBuffers, Neurons, Scorer, Selection, SharedCounts, Sparse,
-    Tile, Work, add_down_bias, add_units, down, experts, products, rows_of, run_blocks, unit_buffers,
-};
+use super::buffers::FfnBuffers;
+use super::chosen::{Arrival, Chosen, Scorer};
+use super::experts::{ExpertBuffers, ExpertsRead, experts};
+use super::many::{Tile, down, products};
+use super::neurons::{Downs, Sparse, run_blocks};
+use super::units::{add_units, unit_buffers};
+use super::work::{Counts, Neurons, Selection, SharedCounts, Work, add_down_bias, rows_of};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ManyForm, Prefill, ThreadPool};
 use crate::engine::routing::Routes;

@@ -4,11 +4,12 @@
 //! some token has; their activations; down, by rows of the output, so that each number of it is one thread's, which adds the experts
 //! in their order. Where `down` is stored by neuron, what follows the gates is [`super::firing_experts`].
 
-use super::Tile;
 use super::chosen::{Chosen, Scorer, tokens_of};
 use super::firing_experts::{Firing, FiringBuffers};
+use super::many::Tile;
 use super::predicted_experts::OnDevice;
 use super::shared::SharedBuffers;
+use super::work::activate_gated;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ManyForm, ThreadPool};
 use crate::engine::routing::Group;
@@ -396,7 +397,7 @@ fn activate(
         }
         for (out, products) in out.chunks_exact_mut(ffn).zip(products.chunks_exact(2 * ffn)) {
             let (gates, ups) = products.split_at(ffn);
-            super::activate_gated(config.ffn_kind, config.activation, gates, ups, out);
+            activate_gated(config.ffn_kind, config.activation, gates, ups, out);
         }
         columns.set_here(kernels, out, group.tokens, [chosen.expert(group).down.quant]);
     });

@@ -5,10 +5,13 @@
 //! how many there are. In a prompt's chunk most neurons fire for one of an expert's tokens: such an expert is computed whole, as
 //! [`super::scaled_experts`] does, or with more tokens than row kernels take as a chunk's FFN is.
 
+use super::ahead;
 use super::chosen::{Chosen, tokens_of};
+use super::many::{self, Tile};
+use super::neurons::Downs;
 use super::predicted_experts::{Lists, OnDevice, ScoreBuffers};
 use super::scaled_experts::ScaledBuffers;
-use super::{Downs, Tile, ahead, many};
+use super::work::activate_gated;
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows, ThreadPool};
@@ -364,7 +367,7 @@ impl Firing<'_, '_> {
             // SAFETY: each task has its own token.
             let out = unsafe { out.part(token * ffn..(token + 1) * ffn) };
             let (gates, ups) = products[token * 2 * ffn..(token + 1) * 2 * ffn].split_at(ffn);
-            super::activate_gated(c.ffn_kind, c.activation, gates, ups, out);
+            activate_gated(c.ffn_kind, c.activation, gates, ups, out);
         });
         self.chosen.arrival.wait(number, 2);
         buffers.product.clear();

@@ -1,6 +1,8 @@
 //! The dense FFN over many columns, of a prompt's chunk: products of gate and up, then down as a matrix product.
 
-use super::{Counts, FfnBuffers, Neurons, add_down_bias, rows_of, whole};
+use super::buffers::FfnBuffers;
+use super::whole;
+use super::work::{Counts, Neurons, add_down_bias, rows_of};
 use crate::cpu::floats::Room;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ManyForm, ThreadPool};

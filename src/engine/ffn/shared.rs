@@ -1,6 +1,7 @@
 //! The shared expert of a mixture: an FFN of whole matrices that every token passes through, beside the experts that the router chooses.
 
-use super::whole::{self, WholeBuffers};
+use super::buffers::WholeBuffers;
+use super::whole;
 use crate::cpu::{Columns, Kernels, ThreadPool};
 use crate::model::SharedExpert;
 use crate::model::config::ModelConfig;

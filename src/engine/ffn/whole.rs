@@ -1,6 +1,7 @@
 //! An FFN as whole matrices, of a model that is read in place, or the shared expert of a mixture: gate and up, activation, down.
 
-use super::{Counts, FfnBuffers, add_down_bias, rows_of};
+use super::buffers::{FfnBuffers, WholeBuffers};
+use super::work::{Counts, activate_gated, add_down_bias, rows_of};
 use crate::cpu::shadow::Scale;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, ThreadPool};
@@ -13,19 +14,6 @@ use crate::ops::math;
 
 /// Neurons whose activations a thread computes at a time.
 const ACTIVATIONS: usize = 1024;
-
-/// What an FFN of whole matrices works with.
-#[derive(Default)]
-pub(super) struct WholeBuffers {
-    /// Products of gate and up, `[n, 2 ffn]`, or of up alone.
-    products: Vec<f32>,
-    /// `[n, ffn]`
-    activations: Vec<f32>,
-    /// The activations as the kernels read them.
-    pub(super) columns: Columns,
-    /// `[n, hidden]`
-    pub(super) out: Vec<f32>,
-}
 
 /// hidden += FFN(x), of every neuron for every column.
 #[allow(clippy::too_many_arguments)]
@@ -110,7 +98,7 @@ fn activate(
         let (out, mut gates) = unsafe { (out.part(of.clone()), gates.as_ref().map(|gates| gates.part(of))) };
         if gated && gates.is_none() && up_bias.is_empty() {
             let [of_gates, of_ups] = [0, ffn].map(|from| &products[b * rows + from..][range.clone()]);
-            return super::activate_gated(config.ffn_kind, config.activation, of_gates, of_ups, out);
+            return activate_gated(config.ffn_kind, config.activation, of_gates, of_ups, out);
         }
         for (i, neuron) in range.enumerate() {
             let (gate, up) = (products[b * rows + neuron], products[b * rows + rows - ffn + neuron]);
