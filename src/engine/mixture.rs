@@ -27,7 +27,7 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     match &weights.router {
         Some(router) => {
             columns.set_many(pool, kernels, input, n, [router.quant]);
-            routes.route((pool, kernels), experts, router, weights.router_bias(), columns);
+            routes.route(pool, kernels, experts, router, weights.router_bias(), columns);
         }
         None => routes.take_all(experts, n),
     }

@@ -49,7 +49,8 @@ impl Routes {
     /// where there is none.
     pub fn route(
         &mut self,
-        (pool, kernels): (&mut ThreadPool, &Kernels),
+        pool: &mut ThreadPool,
+        kernels: &Kernels,
         experts: Experts,
         router: &Matrix,
         bias: &[f32],

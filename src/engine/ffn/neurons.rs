@@ -4,12 +4,13 @@
 //! added in order. So the result does not depend on how many threads there are or which one was faster.
 
 use super::buffers::FfnBuffers;
-use super::many::{Tile, down, products};
+use super::compute::Compute;
+use super::many::{down, products};
 use super::units::{add_units, unit_buffers};
 use super::whole;
 use super::work::{Counts, Neurons, Selection, SharedCounts, Work, rows_of};
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows, ThreadPool};
+use crate::cpu::{Columns, Kernels, MAX_AXPY_ROWS, MAX_COLUMNS, Rows};
 use crate::engine::inputs::Input;
 use crate::formats::rows::{self, Quant};
 use crate::host_cache::units_of;
@@ -22,32 +23,29 @@ use std::ops::Range;
 /// hidden += FFN(x). `x` is the normalised input, set for the type of `layer.ffn`; `hidden` is `[n, hidden]`. A neuron is
 /// active for a column when |act(gate)| (plain FFNs: |act(up)|) is above `activation_threshold`: 0 for ReLU models, a CATS threshold for
 /// others. [`Work::All`] has no threshold.
-#[allow(clippy::too_many_arguments)]
 pub fn ffn(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    mut compute: Compute<'_>,
     layer: &Layer,
     x: &Columns,
     work: Work,
     activation_threshold: f32,
-    tiles: &mut [Tile],
     buffers: &mut FfnBuffers,
     hidden: &mut [f32],
 ) -> Counts {
     if let FfnWeights::Matrices(weights) = &layer.ffn {
         assert!(matches!(work, Work::All), "whole matrices are computed for every token");
-        return whole::ffn(pool, kernels, config, layer, weights, x, buffers, hidden);
+        return whole::ffn(compute, layer, weights, x, buffers, hidden);
     }
+    let config = compute.config;
     let FfnBuffers { partial, gates, activations: acts, fired, active, columns, inputs, .. } = buffers;
     let list = match work {
         Work::All | Work::Some(_) if x.n > MAX_COLUMNS => {
             let neurons = if let Work::Some(list) = work { Neurons::Some(list) } else { Neurons::All(config.ffn) };
             gates.resize(x.n * neurons.len(), 0.0);
             acts.resize(x.n * neurons.len(), 0.0);
-            products(pool, kernels, config, layer, x, neurons, gates, acts);
+            products(compute.again(), layer, x, neurons, gates, acts);
             columns.scale = inputs.take(Input::Down, acts);
-            down(pool, kernels, config, layer, neurons, acts, x.n, tiles, columns, hidden);
+            down(compute, layer, neurons, acts, x.n, columns, hidden);
             return rows_of(config, neurons.len());
         }
         Work::All => None,
@@ -59,6 +57,7 @@ pub fn ffn(
         }
     };
     assert!(x.n <= MAX_COLUMNS);
+    let Compute { pool, kernels, .. } = compute;
     let sparse = list.map(|(list, known)| Sparse { kernels, config, layer, x, list, known, activation_threshold });
     let neurons = list.map_or(config.ffn, |(list, _)| list.neurons.len());
 

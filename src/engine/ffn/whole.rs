@@ -1,10 +1,11 @@
 //! An FFN as whole matrices, of a model that is read in place, or the shared expert of a mixture: gate and up, activation, down.
 
 use super::buffers::{FfnBuffers, WholeBuffers};
+use super::compute::Compute;
 use super::work::{Counts, activate_gated, add_down_bias, rows_of};
 use crate::cpu::shadow::Scale;
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, ThreadPool};
+use crate::cpu::{Columns, ThreadPool};
 use crate::engine::inputs::Input;
 use crate::model::FfnMatrices;
 use crate::model::config::{Ffn, ModelConfig};
@@ -16,20 +17,18 @@ use crate::ops::math;
 const ACTIVATIONS: usize = 1024;
 
 /// hidden += FFN(x), of every neuron for every column.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn ffn(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    compute: Compute<'_>,
     layer: &Layer,
     weights: &FfnMatrices,
     x: &Columns,
     buffers: &mut FfnBuffers,
     hidden: &mut [f32],
 ) -> Counts {
+    let config = compute.config;
     let FfnBuffers { whole, inputs, .. } = buffers;
     let scale = |activations: &[f32]| inputs.take(Input::Down, activations);
-    outputs(pool, kernels, config, weights, &layer.up_bias, x, scale, whole);
+    outputs(compute, weights, &layer.up_bias, x, scale, whole);
     math::add(hidden, &whole.out);
     add_down_bias(layer, hidden);
     rows_of(config, config.ffn)
@@ -37,11 +36,8 @@ pub(super) fn ffn(
 
 /// The outputs of matrices of any width, without a bias of down: `buffers.out` becomes `[n, hidden]`. `scale` looks at what down reads, and
 /// gives its fixed step if there is one.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn outputs(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    Compute { pool, kernels, config, .. }: Compute<'_>,
     weights: &FfnMatrices,
     up_bias: &[f32],
     x: &Columns,
@@ -60,11 +56,8 @@ pub(super) fn outputs(
 }
 
 /// Gate pre-activations, biases of up where there is no gate included, and activations of all neurons, `[n, ffn]` each.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn activations(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    Compute { pool, kernels, config, .. }: Compute<'_>,
     layer: &Layer,
     weights: &FfnMatrices,
     x: &Columns,

@@ -8,7 +8,7 @@ use super::streaming::{ChunkCosts, runs};
 use super::workspace::SLOTS_AT_ONCE;
 use crate::clock;
 use crate::device::{Call, DenseFfn, HostWork, NONE, OutOfMemory, Stage, Stream, View};
-use crate::engine::ffn::{self, Counts, Neurons, Work};
+use crate::engine::ffn::{self, Compute, Counts, Neurons, Work};
 use crate::engine::forward::Pass;
 use crate::engine::sparsity::Wanted;
 use crate::ids::StoreId;
@@ -270,7 +270,8 @@ impl Split {
         partial.fill(0.0);
         let (mut lap, neurons) = (clock::now(), self.parts.divided[l % 2].on_cpu());
         let work = Work::Some(neurons);
-        let read = ffn::ffn(pool, kernels, c, layer, &b.columns, work, 0.0, &mut b.tiles, &mut b.ffn, partial);
+        let compute = Compute { pool, kernels, config: c, tiles: &mut b.tiles };
+        let read = ffn::ffn(compute, layer, &b.columns, work, 0.0, &mut b.ffn, partial);
         let operations = (2 * c.ffn_kind.rows() * c.hidden * neurons.len() * rows.n) as u64;
         self.device.worked(HostWork {
             stage: Stage::Ffn,

@@ -9,7 +9,7 @@ use super::workspace::{ExchangeLayout, ExpertSplit};
 use crate::cache::{Location, Tier};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Call, ExpertFfn, NONE, Note, Stage, Stream, View};
-use crate::engine::ffn::{self, Chosen, ExpertsRead, Selection};
+use crate::engine::ffn::{self, Chosen, Compute, ExpertsRead, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::mixture::{foresee_experts, mixture, route};
 use crate::engine::routing::Routed;
@@ -239,11 +239,12 @@ impl Split {
         self.host_share(pass, l, beside, |pool, host| {
             let HostShare { model, kernels, normed, on_host: routes, tiles, experts, partial, cached, .. } = host;
             let c = &model.config;
+            let compute = Compute { pool, kernels, config: c, tiles };
             let read = match cached {
-                Some(cached) => cached.experts(pool, kernels, c, l, (routes, None), normed, tiles, experts, partial),
+                Some(cached) => cached.experts(compute, l, (routes, None), normed, experts, partial),
                 None => {
                     let chosen = Chosen::all(weights, routes, None);
-                    ffn::experts(pool, kernels, c, &chosen, normed, tiles, experts, partial)
+                    ffn::experts(compute, &chosen, normed, experts, partial)
                 }
             };
             // Of a few tokens reading an expert takes longer than computing it.

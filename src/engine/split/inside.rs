@@ -8,7 +8,7 @@ use super::state::Split;
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
 use crate::device::{Call, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream, View};
-use crate::engine::ffn::{self, Chosen, ExpertsRead, OnDevice, Scorer, Selection};
+use crate::engine::ffn::{self, Chosen, Compute, ExpertsRead, OnDevice, Scorer, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::mixture::{look_inside, mixture};
 use crate::engine::routing::Routed;
@@ -71,8 +71,8 @@ impl Split {
         let scorer = sparsity.inside(l).map(|(network, least)| Scorer { network, values: &values, least });
         let chosen = Chosen::all(weights, &b.routes, scorer);
         let on_device = OnDevice { table: &self.cache.layers[l].table, masks };
-        let tools = (&mut **pool, *kernels, c);
-        let pairs = ffn::experts_wanted(tools, &chosen, &b.normed, &mut b.tiles, &mut b.experts, on_device);
+        let compute = Compute { pool, kernels, config: c, tiles: &mut b.tiles };
+        let pairs = ffn::experts_wanted(compute, &chosen, &b.normed, &mut b.experts, on_device);
         b.experts.values = values;
         if self.migrator.is_some() && sparsity.inside(l).is_some() {
             b.predicted.selections.resize_with(c.layers, Selection::default);
@@ -151,7 +151,8 @@ impl Split {
         let bytes = self.host_share(pass, l, Beside::Scheduling(Wanted::Experts), |pool, host| {
             let HostShare { model, kernels, routes, tiles, experts, partial, .. } = host;
             let chosen = Chosen::all(weights, routes, None);
-            let bytes = ffn::experts_left((pool, kernels, &model.config), &chosen, tiles, experts, partial);
+            let compute = Compute { pool, kernels, config: &model.config, tiles };
+            let bytes = ffn::experts_left(compute, &chosen, experts, partial);
             ([bytes, 0], bytes)
         });
         let Pass { model, sparsity, buffers: b, .. } = pass;

@@ -7,7 +7,7 @@ use crate::cache::{PerTier, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Call, HostWork, Stage, Stream, fastest_ns};
-use crate::engine::ffn::{Selection, Work, ffn};
+use crate::engine::ffn::{Compute, Selection, Work, ffn};
 use crate::engine::forward::Pass;
 use crate::ids::StoreId;
 use crate::model::FfnWeights;
@@ -91,8 +91,8 @@ impl Split {
             let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
             partial.fill(0.0);
             let work = Work::Selected(&selection);
-            let read =
-                ffn(pool, kernels, &model.config, layer, &b.columns, work, threshold, &mut [], &mut b.ffn, partial);
+            let compute = Compute { pool, kernels, config: &model.config, tiles: &mut [] };
+            let read = ffn(compute, layer, &b.columns, work, threshold, &mut b.ffn, partial);
             let (bytes, ns) = (read.bytes(&layer.ffn), clock::lap(&mut lap));
             self.device.worked(HostWork { stage: Stage::Ffn, bytes, operations: 0, ns });
             *trial = self.device.totals().host_ns - before;

@@ -9,7 +9,7 @@ use crate::cpu::MAX_COLUMNS;
 use crate::device::{Add, Call, Note, SparseFfn, Stage, Stream, Then};
 use crate::engine::batch::TokenPosition;
 use crate::engine::embed::embed;
-use crate::engine::ffn::{self, CachedTools, Counts, Work};
+use crate::engine::ffn::{self, CachedTools, Compute, Counts, Work};
 use crate::engine::forward::{Executor, Pass, Phase, Step};
 use crate::engine::probe::WillCompute;
 use crate::engine::sparsity::{Scored, Wanted};
@@ -338,8 +338,8 @@ impl Split {
             b.gates.resize(n * c.ffn, 0.0);
             match cached {
                 Some(cached) => {
-                    let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: &b.columns };
-                    cached.gates(tools, &mut b.gates);
+                    let compute = Compute { pool, kernels, config: c, tiles: &mut [] };
+                    cached.gates(CachedTools { compute, layer: (l, layer), x: &b.columns }, &mut b.gates);
                 }
                 None => gates(pool, kernels, c, layer, &b.columns, &mut b.gates),
             }
@@ -391,14 +391,13 @@ impl Split {
         self.host_share(pass, l, Beside::Scheduling(wanted), |pool, host| {
             let HostShare { model, kernels, columns, selection, ffn: buffers, partial, cached, .. } = host;
             let (c, layer, work) = (&model.config, &model.layers[l], Work::Selected(selection));
+            let compute = Compute { pool, kernels, config: c, tiles: &mut [] };
             let read = match cached {
                 Some(cached) => {
-                    let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: columns };
-                    cached.ffn(tools, work, activation_threshold, &mut [], buffers, partial)
+                    let tools = CachedTools { compute, layer: (l, layer), x: columns };
+                    cached.ffn(tools, work, activation_threshold, buffers, partial)
                 }
-                None => {
-                    ffn::ffn(pool, kernels, c, layer, columns, work, activation_threshold, &mut [], buffers, partial)
-                }
+                None => ffn::ffn(compute, layer, columns, work, activation_threshold, buffers, partial),
             };
             ([read.bytes(&layer.ffn), 0], read)
         })

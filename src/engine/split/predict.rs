@@ -33,7 +33,7 @@ impl Split {
         let mut tools = Tools { model, pool, kernels, scratch: &mut b.scratch };
         // Places are made before anything is put there.
         b.predicted.look_ahead(self.begun.ahead.map_or(0, |later| later - l).max(sparsity.ahead()));
-        sparsity.predict(&mut tools, l, &b.x, n, Some(&self.cache), self.begun.scored, &mut b.predicted);
+        sparsity.predict(&mut tools, l, &b.x, Some(&self.cache), self.begun.scored, &mut b.predicted);
         probe.lap(Stage::Predictor);
         self.device.note(Note::Host(Stage::Predictor));
         b.columns.set_for(&b.normed, n, model.layers[l].ffn.input_quants());
