@@ -4,7 +4,7 @@
 //! Run: cargo bench --bench ffn [-- TYPE...]
 
 use dynamicinfer::cpu::{Columns, Kernels, ThreadPool};
-use dynamicinfer::engine::ffn::{FfnBuffers, Tile, ffn};
+use dynamicinfer::engine::ffn::{Compute, FfnBuffers, Tile, ffn};
 use dynamicinfer::engine::{Selection, Work};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::StoreId;
@@ -102,8 +102,8 @@ impl Run<'_> {
             for (layer, list) in self.model.layers.iter().zip(&lists) {
                 let work = if sparsity.is_some() { Work::Selected(list) } else { Work::All };
                 x.set_for(&input, 1, layer.ffn.input_quants());
-                let (pool, kernels) = (&mut self.pool, &self.kernels);
-                rows += ffn(pool, kernels, config, layer, &x, work, 0.0, &mut tiles, &mut buffers, &mut hidden).rows();
+                let compute = Compute { pool: &mut self.pool, kernels: &self.kernels, config, tiles: &mut tiles };
+                rows += ffn(compute, layer, &x, work, 0.0, &mut buffers, &mut hidden).rows();
             }
             passes.push(start.elapsed().as_secs_f64() / layers as f64);
         }

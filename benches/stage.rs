@@ -6,7 +6,7 @@
 
 use dynamicinfer::cache::SlotTable;
 use dynamicinfer::cpu::{Columns, Kernels, ThreadPool};
-use dynamicinfer::engine::ffn::{FfnBuffers, ffn};
+use dynamicinfer::engine::ffn::{Compute, FfnBuffers, ffn};
 use dynamicinfer::engine::{Selection, Work};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::{SlotId, StoreId};
@@ -94,7 +94,8 @@ fn shares(model: &Model, kernels: &Kernels, pool: &mut ThreadPool, rng: &mut Prn
         let mut run = |list: &Selection| {
             let work = Work::Selected(list);
             hidden.fill(0.0);
-            ffn(pool, kernels, &model.config, layer, &x, work, 0.0, &mut [], &mut buffers, &mut hidden);
+            let compute = Compute { pool, kernels, config: &model.config, tiles: &mut [] };
+            ffn(compute, layer, &x, work, 0.0, &mut buffers, &mut hidden);
         };
         let same = median_us(|| run(&lists[0]));
         let mut next = lists.iter();

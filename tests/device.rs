@@ -7,7 +7,7 @@ use dynamicinfer::cpu::{Columns, Kernels, MAX_COLUMNS, ThreadPool};
 use dynamicinfer::device::{
     Buffer, Call, Device, Event, Faults, HOST_CALL_NS, HostWork, NONE, Rates, SparseFfn, Stage, Stream, VirtualDevice,
 };
-use dynamicinfer::engine::ffn::{FfnBuffers, activations, ffn};
+use dynamicinfer::engine::ffn::{Compute, FfnBuffers, activations, ffn};
 use dynamicinfer::engine::{Selection, Work};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::StoreId;
@@ -334,9 +334,10 @@ impl Rig {
         let (mut pool, kernels, x) = (ThreadPool::new(1), Kernels::best(), self.columns());
         let mut out = vec![0.0; n * hidden];
         let (work, buffers) = (Work::Selected(&self.selection), &mut FfnBuffers::default());
-        ffn(&mut pool, &kernels, config, layer, &x, work, activation_threshold, &mut [], buffers, &mut out);
+        let mut compute = Compute { pool: &mut pool, kernels: &kernels, config, tiles: &mut [] };
+        ffn(compute.again(), layer, &x, work, activation_threshold, buffers, &mut out);
         let (mut gates, mut acts) = (vec![0.0; n * config.ffn], vec![0.0; n * config.ffn]);
-        activations(&mut pool, &kernels, config, layer, &x, &mut gates, &mut acts);
+        activations(compute, layer, &x, &mut gates, &mut acts);
         let active = |(&neuron, &mask): (&StoreId, &u32)| {
             let at = |b: usize| b * config.ffn + neuron.index();
             let fires =

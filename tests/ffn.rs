@@ -2,7 +2,7 @@
 //! counts as zero, what is chosen is computed as in the dense pass, and no result depends on the number of threads.
 
 use dynamicinfer::cpu::{Columns, Isa, Kernels, ThreadPool};
-use dynamicinfer::engine::ffn::{FfnBuffers, Neurons, Tile, activations, down, ffn};
+use dynamicinfer::engine::ffn::{Compute, FfnBuffers, Neurons, Tile, activations, down, ffn};
 use dynamicinfer::engine::{Counts, Selection, Work};
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::neuron_store::{Header, Writer};
@@ -116,8 +116,8 @@ impl Bench<'_> {
         let mut tiles: Vec<Tile> = (0..self.pool.threads()).map(|_| Tile::default()).collect();
         let buffers = &mut FfnBuffers::default();
         let Model { config, layers, .. } = self.model;
-        let counts =
-            ffn(&mut self.pool, &self.kernels, config, &layers[0], &x, work, cut, &mut tiles, buffers, &mut hidden);
+        let compute = Compute { pool: &mut self.pool, kernels: &self.kernels, config, tiles: &mut tiles };
+        let counts = ffn(compute, &layers[0], &x, work, cut, buffers, &mut hidden);
         (hidden, counts)
     }
 
@@ -129,7 +129,8 @@ impl Bench<'_> {
         let x = self.columns();
         let (mut gates, mut acts) = (vec![f32::NAN; self.n * NEURONS], vec![f32::NAN; self.n * NEURONS]);
         let Model { config, layers, .. } = self.model;
-        activations(&mut self.pool, &self.kernels, config, &layers[0], &x, &mut gates, &mut acts);
+        let compute = Compute { pool: &mut self.pool, kernels: &self.kernels, config, tiles: &mut [] };
+        activations(compute, &layers[0], &x, &mut gates, &mut acts);
         (gates, acts)
     }
 
@@ -139,7 +140,8 @@ impl Bench<'_> {
         let mut tiles: Vec<Tile> = (0..self.pool.threads()).map(|_| Tile::default()).collect();
         let (config, layer) = (&self.model.config, &self.model.layers[0]);
         let (all, columns) = (Neurons::All(config.ffn), &mut Columns::default());
-        down(&mut self.pool, &self.kernels, config, layer, all, acts, self.n, &mut tiles, columns, &mut hidden);
+        let compute = Compute { pool: &mut self.pool, kernels: &self.kernels, config, tiles: &mut tiles };
+        down(compute, layer, all, acts, self.n, columns, &mut hidden);
         hidden
     }
 }

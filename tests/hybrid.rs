@@ -14,7 +14,7 @@ use dynamicinfer::device::{
     Buffer, Call, Device, Event, Faults, HostWork, Memory, MoveMethod, MoveRate, OutOfMemory, SparseFfn, Stream,
     Timeline, Totals, Traced, VirtualDevice,
 };
-use dynamicinfer::engine::ffn::{self, FfnBuffers};
+use dynamicinfer::engine::ffn::{self, Compute, FfnBuffers};
 use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Selection, Sparsity, Work};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
@@ -283,7 +283,8 @@ fn halves_are_whole(model: &Model, name: &str, seed: u64, mut prng: Prng) {
         let mut whole = numbers(&mut prng, n * c.hidden, 0.1);
         let mut halves = whole.clone();
         let work = if dense { Work::All } else { Work::Selected(&selection) };
-        ffn::ffn(&mut pool, &kernels, c, layer, &x, work, activation_threshold, &mut [], &mut buffers, &mut whole);
+        let compute = Compute { pool: &mut pool, kernels: &kernels, config: c, tiles: &mut [] };
+        ffn::ffn(compute, layer, &x, work, activation_threshold, &mut buffers, &mut whole);
         restless.shuffle(&mut *split.device, &mut split.cache);
         let all = all(n, c.ffn);
         let (selection, activation_threshold) = if dense { (&all, -1.0) } else { (&selection, activation_threshold) };
@@ -298,7 +299,8 @@ fn halves_are_whole(model: &Model, name: &str, seed: u64, mut prng: Prng) {
             }
         }
         let work = Work::Selected(&rest);
-        ffn::ffn(&mut pool, &kernels, c, layer, &x, work, activation_threshold, &mut [], &mut buffers, &mut halves);
+        let compute = Compute { pool: &mut pool, kernels: &kernels, config: c, tiles: &mut [] };
+        ffn::ffn(compute, layer, &x, work, activation_threshold, &mut buffers, &mut halves);
         halves.iter_mut().zip(&half).for_each(|(sum, half)| *sum += half);
         let off = error(&halves, &whole);
         assert!(off < 1e-5, "{name} turn {turn}: off by {off}");

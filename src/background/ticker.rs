@@ -1,18 +1,10 @@
 //! The scheduler on a virtual clock: what it sees takes a stated time, and nothing depends on how fast or busy the machine is.
 
 use super::message::{Position, SentDecision, SentObservation};
+use super::options::Latency;
+use super::shared::{DECISIONS, OBSERVATIONS, Shared};
 use super::worker::{Worker, write};
-use super::{DECISIONS, OBSERVATIONS, Shared};
 use std::collections::VecDeque;
-
-/// How long a scheduler of its own core takes for an observation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Latency {
-    /// Nanoseconds for each observation.
-    pub observation_ns: f64,
-    /// How fast it reads a predictor's weights, GB/s.
-    pub gb_s: f64,
-}
 
 /// Observations and decisions on their way, each with its time on the device's clock, ns.
 pub(super) struct Ticker {

@@ -2,7 +2,7 @@
 
 use super::learnt::Learner;
 use super::message::{Position, SentDecision, SentObservation};
-use super::{BackgroundOptions, Tune};
+use super::options::{BackgroundOptions, Tune};
 use crate::cache::Slot;
 use crate::cpu::{Kernels, ThreadPool};
 use crate::model::Model;

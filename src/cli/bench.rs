@@ -8,11 +8,11 @@ use super::sparsity_arg::SparsityArgs;
 use super::trace_arg::TraceArgs;
 use crate::cpu::MAX_COLUMNS;
 use crate::error::{Error, Result};
-use crate::evaluation::bench::{BenchOptions, BenchRow, Watch, bench};
-use crate::open::report::{DeviceReport, report};
+use crate::evaluation::bench::{BenchOptions, Watch, bench};
+use crate::open::report::report;
 use crate::open::{EngineOptions, Opened, open};
+use form::Row;
 use parking_lot::Mutex;
-use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -148,13 +148,4 @@ fn print_so_far(rows: &[Row], output: Output) {
         let s = if rows.len() == 1 { "" } else { "s" };
         eprintln!("stopped after {} measured row{s}", rows.len());
     }
-}
-
-/// A row with what the device did in all of them.
-#[derive(Serialize)]
-struct Row {
-    #[serde(flatten)]
-    row: BenchRow,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    device: Option<DeviceReport>,
 }

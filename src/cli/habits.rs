@@ -30,7 +30,7 @@ pub fn elsewhere(command: &Command, args: &[String]) -> Option<String> {
             return Some(format!("'man' is a part of completions: {} completions man DIR", command.get_name()));
         }
         let there = match is_lab {
-            true => super::help::command().find_subcommand(verb).is_some(),
+            true => super::verbs::command().find_subcommand(verb).is_some(),
             false => LAB_VERBS.contains(&verb.as_str()),
         };
         let other = if is_lab { "dynamicinfer" } else { PROGRAM };

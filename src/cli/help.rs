@@ -1,7 +1,7 @@
 //! The command line as help shows it: verbs and options in groups. `--help` fits a screen; `--help-all` has the rest.
 
 use clap::builder::Resettable;
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 
@@ -101,14 +101,13 @@ const FIRST: &str = "
   dynamicinfer run --help                      the options of a verb
   dynamicinfer --help-all                      all verbs and exit statuses";
 
-/// The product's whole command line.
-pub fn command() -> Command {
-    let command = with_pages(super::Args::command());
+/// The product's whole command line, with these examples on the page of all verbs.
+pub fn product(command: Command, examples: &str) -> Command {
+    let command = with_pages(command);
     let (first, all) = (first_page(&command), verbs(&command, &VERBS));
     let options = heading("Options");
     let all = format!(
-        "{all}\n{options}  -h, --help       Print the first page\n      --help-all   Print this page\n  -V, --version    Print the version\n\n{}",
-        super::EXAMPLES
+        "{all}\n{options}  -h, --help       Print the first page\n      --help-all   Print this page\n  -V, --version    Print the version\n\n{examples}"
     );
     let command = with_help(command).after_help(first).after_long_help(all);
     on_this_terminal(command.help_template("{about-with-newline}\n{usage-heading} {usage}{after-help}"))
@@ -246,6 +245,7 @@ fn verbs(command: &Command, groups: &[Group]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::verbs::command;
 
     #[test]
     fn the_command_line_holds_together() {

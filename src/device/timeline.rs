@@ -3,7 +3,7 @@
 //! All times are ns on the host's clock. With a virtual device that is the virtual clock, so that both sides fit together, and none of
 //! its times is a measurement. Only the last spans are kept; the sums count all of them.
 
-use super::Event;
+use super::types::Event;
 use crate::clock::{self, Instant};
 
 /// Spans that are kept: some hundred tokens of a model of 32 layers, 12 MB.

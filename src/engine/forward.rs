@@ -8,7 +8,7 @@
 //! parts their selections. A pass of one part goes layer after layer.
 
 use super::batch::Buffers;
-use super::ffn::CachedFfn;
+use super::ffn::{CachedFfn, Compute};
 use super::probe::{Probe, WillCompute};
 use super::sparsity::{Sparsity, Wanted};
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
@@ -104,8 +104,9 @@ impl Pass<'_, '_> {
 
     /// Shows the true activations of layer `l` to the observer ([`Probe::show`]).
     pub fn show(&mut self, l: usize, will_compute: WillCompute) {
-        let cached = self.cached.as_deref_mut();
-        self.probe.show(self.model, self.pool, self.kernels, cached, self.buffers, l, will_compute);
+        let Pass { model, pool, kernels, cached, buffers, probe, .. } = self;
+        let compute = Compute { pool, kernels, config: &model.config, tiles: &mut [] };
+        probe.show(compute, (l, &model.layers[l]), cached.as_deref_mut(), buffers, will_compute);
     }
 
     /// Whether this is a chunk of a prompt: more tokens than sparse kernels take, so every weight of an FFN is read.

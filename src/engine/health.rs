@@ -1,6 +1,6 @@
 //! Whether an engine's results can be used: the files that it reads are unchanged, and its device works.
 
-use super::Engine;
+use super::state::Engine;
 use crate::error::Error;
 use crate::formats::{FileState, MappedFile};
 use crate::host_cache::{ReadFault, Unread};

@@ -3,9 +3,10 @@
 use super::attention::{attention, rotate_and_put};
 use super::batch::Buffers;
 use super::embed::embed;
-use super::ffn::{self, CachedTools, Chosen, Neurons, Scorer, Selection, Work};
+use super::ffn::{self, CachedTools, Chosen, Compute, Neurons, Scorer, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
 use super::inputs::Input;
+use super::mixture::{foresee_experts, look_inside, route};
 use super::observer::SeenAttention;
 use super::probe::WillCompute;
 use super::report::Report;
@@ -14,7 +15,7 @@ use super::split::Split;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Read, Stage, Timeline};
-use crate::model::layer::{Experts, Norms, RouterInput};
+use crate::model::layer::{Norms, RouterInput};
 use crate::model::weights::Layer;
 use crate::model::{ExpertWeights, FfnWeights};
 use crate::ops::gates::gates;
@@ -70,7 +71,7 @@ impl Executor for Host<'_> {
         let qkv = &mut qkv[..n * c.attention(l).qkv_dim()];
         ffn.inputs.layer = l;
         columns.scale = ffn.inputs.take(Input::Qkv, normed);
-        linear_stacked(pool, kernels, &layer.qkv, normed, n, columns, unordered, qkv);
+        linear_stacked(pool, kernels, &layer.qkv, normed, columns, unordered, qkv);
         if !layer.qkv_bias.is_empty() {
             qkv.chunks_exact_mut(layer.qkv_bias.len()).for_each(|qkv| math::add(qkv, &layer.qkv_bias));
         }
@@ -115,7 +116,7 @@ impl Executor for Host<'_> {
         let n = pass.n();
         let Pass { model, pool, kernels, buffers: b, sparsity, cached, .. } = pass;
         let mut tools = crate::predictor::Tools { model, pool, kernels, scratch: &mut b.scratch };
-        sparsity.predict(&mut tools, l, &b.x, n, None, Scored::default(), &mut b.predicted);
+        sparsity.predict(&mut tools, l, &b.x, None, Scored::default(), &mut b.predicted);
         if let Some(foresight) = cached.as_mut().and_then(|cached| cached.foresight.as_mut()) {
             foresight.look(&mut tools, sparsity, l, (&b.x, n), &b.predicted);
         }
@@ -144,12 +145,13 @@ impl Executor for Host<'_> {
             Wanted::Selected => Work::Selected(&predicted.selections[l]),
             Wanted::Experts => unreachable!("experts are computed above"),
         };
+        let compute = Compute { pool, kernels, config: c, tiles };
         let read = match cached {
             Some(cached) => {
-                let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: columns };
-                cached.ffn(tools, work, activation_threshold, tiles, scratch, x)
+                let tools = CachedTools { compute, layer: (l, layer), x: columns };
+                cached.ffn(tools, work, activation_threshold, scratch, x)
             }
-            None => ffn::ffn(pool, kernels, c, layer, columns, work, activation_threshold, tiles, scratch, x),
+            None => ffn::ffn(compute, layer, columns, work, activation_threshold, scratch, x),
         };
         let selection = (will_compute == WillCompute::Selection).then(|| &predicted.selections[l]);
         probe.report.add_layer((l, layer), c, n, wanted, selection, read);
@@ -206,51 +208,11 @@ fn norm_ffn_input(pass: &mut Pass<'_, '_>, l: usize) {
     each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.ffn_norm, &b.x[t * h..(t + 1) * h], out));
 }
 
-/// Chooses the experts of layer `l`, by what its router reads.
-pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
-    let n = pass.n();
-    let Pass { model, pool, kernels, buffers: b, .. } = pass;
-    let FfnWeights::Experts(weights) = &model.layers[l].ffn else {
-        unreachable!("a mixture has experts in every layer")
-    };
-    let Buffers { x, normed, columns, routes, .. } = &mut **b;
-    let input = if experts.reads == RouterInput::Layer { &**x } else { &**normed };
-    match &weights.router {
-        Some(router) => {
-            columns.set_many(pool, kernels, input, n, [router.quant]);
-            let biases = [weights.router_bias(), &weights.selection_bias];
-            routes.route((pool, kernels), experts, router, biases, columns);
-        }
-        None => routes.take_all(experts, n),
-    }
-}
-
 /// Begins to read the experts that the layer needs, where they come from disk: of a router that reads the layer's input while attention is
 /// computed.
 fn begin_experts(pass: &mut Pass<'_, '_>, l: usize) {
     if let Some(cached) = &mut pass.cached {
         cached.begin_experts(l, &pass.buffers.routes);
-    }
-}
-
-/// Looks at what experts a later layer of few tokens will need, where they come from disk.
-pub(super) fn foresee_experts(pass: &mut Pass<'_, '_>, l: usize) {
-    let n = pass.n();
-    let Pass { model, pool, kernels, buffers: b, cached, .. } = pass;
-    if let Some(foresight) = cached.as_mut().and_then(|cached| cached.foresight.as_mut()) {
-        let mut tools = crate::predictor::Tools { model, pool, kernels, scratch: &mut b.scratch };
-        foresight.look_at_experts(&mut tools, l, (&b.x, n));
-    }
-}
-
-/// Computes the hidden values of the network that says which neurons of the chosen experts may fire, if the layer has one. A prompt's chunk
-/// goes by the gates.
-pub(super) fn look_inside(pass: &mut Pass<'_, '_>, l: usize) {
-    let (n, is_chunk) = (pass.n(), pass.is_chunk());
-    let Pass { model, pool, kernels, buffers: b, sparsity, .. } = pass;
-    if let Some((network, _)) = sparsity.inside(l).filter(|_| !is_chunk) {
-        let mut tools = crate::predictor::Tools { model, pool, kernels, scratch: &mut b.scratch };
-        network.hidden_values(&mut tools, &b.x, n, &mut b.experts.values);
     }
 }
 
@@ -266,13 +228,14 @@ fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
     let values = std::mem::take(&mut scratch.values);
     let scorer = |(network, least)| Scorer { network, values: &values, least };
     let scorer = sparsity.inside(l).filter(|_| !is_chunk).map(scorer);
+    let mut compute = Compute { pool, kernels, config: c, tiles };
     // While the others may still be on their way.
     if let Some(shared) = &weights.shared {
-        ffn::shared_expert((pool, kernels, c), shared, normed, &mut scratch.shared, x);
+        ffn::shared_expert(compute.again(), shared, normed, &mut scratch.shared, x);
     }
     let mut read = match cached {
-        Some(cached) => cached.experts(pool, kernels, c, l, (routes, scorer), normed, tiles, scratch, x),
-        None => ffn::experts(pool, kernels, c, &Chosen::all(weights, routes, scorer), normed, tiles, scratch, x),
+        Some(cached) => cached.experts(compute, l, (routes, scorer), normed, scratch, x),
+        None => ffn::experts(compute, &Chosen::all(weights, routes, scorer), normed, scratch, x),
     };
     let predicted = scorer.is_some();
     scratch.values = values;
@@ -291,14 +254,15 @@ fn add_active(pass: &mut Pass<'_, '_>, l: usize) {
         add_attention(b, layer);
     }
     let Buffers { tiles, ffn: scratch, x, columns, true_gates, activations, .. } = &mut **b;
+    let mut compute = Compute { pool, kernels, config: c, tiles };
     // An observer has had them computed.
     if probe.observer.is_none() {
         true_gates.resize(n * c.ffn, 0.0);
         activations.resize(n * c.ffn, 0.0);
-        ffn::activations(pool, kernels, c, layer, columns, true_gates, activations);
+        ffn::activations(compute.again(), layer, columns, true_gates, activations);
     }
     let least = sparsity.activation_threshold(l);
-    let read = ffn::active(pool, kernels, c, layer, (true_gates, least), activations, tiles, scratch, x);
+    let read = ffn::active(compute, layer, true_gates, least, activations, scratch, x);
     probe.report.add_layer((l, layer), c, n, Wanted::Gates, None, read);
 }
 
@@ -328,8 +292,8 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> WillCompute {
     b.gates.resize(n * c.ffn, 0.0);
     match cached {
         Some(cached) => {
-            let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: &b.columns };
-            cached.gates(tools, &mut b.gates);
+            let compute = Compute { pool, kernels, config: c, tiles: &mut [] };
+            cached.gates(CachedTools { compute, layer: (l, layer), x: &b.columns }, &mut b.gates);
         }
         None => gates(pool, kernels, c, layer, &b.columns, &mut b.gates),
     }

@@ -1,15 +1,14 @@
 //! What accompanies a pass: the clock, the sums of times, and an observer.
 
 use super::batch::Buffers;
-use super::ffn::{self, CachedFfn, CachedTools};
+use super::ffn::{self, CachedFfn, CachedTools, Compute};
 use super::observer::{Observer, Seen, SeenExperts};
 use super::report::Report;
 use crate::clock;
-use crate::cpu::{Kernels, ThreadPool};
 use crate::device::timeline::Stage;
-use crate::model::Model;
 use crate::model::config::Ffn;
 use crate::model::layer::Experts;
+use crate::model::weights::Layer;
 
 /// Measures and shows the phases of one pass.
 pub(super) struct Probe<'a, 'o> {
@@ -39,28 +38,25 @@ impl Probe<'_, '_> {
     }
 
     /// Computes the true activations of layer `l` for the observer, from its residual and FFN input in `b`, and says what `will_compute`.
-    #[allow(clippy::too_many_arguments)]
     pub fn show(
         &mut self,
-        model: &Model,
-        pool: &mut ThreadPool,
-        kernels: &Kernels,
+        compute: Compute<'_>,
+        (l, layer): (usize, &Layer),
         cached: Option<&mut CachedFfn>,
         b: &mut Buffers,
-        l: usize,
         will_compute: WillCompute,
     ) {
         let Some(observer) = &mut self.observer else { return };
-        let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
+        let (c, n) = (compute.config, b.positions.len());
         b.true_gates.resize(n * c.ffn, 0.0);
         b.activations.resize(n * c.ffn, 0.0);
         let (gates, activations) = (&mut b.true_gates, &mut b.activations);
         match cached {
             Some(cached) => {
-                let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: &b.columns };
+                let tools = CachedTools { compute, layer: (l, layer), x: &b.columns };
                 cached.activations(tools, gates, activations);
             }
-            None => ffn::activations(pool, kernels, c, layer, &b.columns, gates, activations),
+            None => ffn::activations(compute, layer, &b.columns, gates, activations),
         }
         let selection = (will_compute == WillCompute::Selection).then(|| &b.predicted.selections[l]);
         let only_active = will_compute == WillCompute::Active;

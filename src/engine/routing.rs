@@ -49,7 +49,8 @@ impl Routes {
     /// scores for choosing only; both are `[experts]`, or empty where there is none.
     pub fn route(
         &mut self,
-        (pool, kernels): (&mut ThreadPool, &Kernels),
+        pool: &mut ThreadPool,
+        kernels: &Kernels,
         experts: Experts,
         router: &Matrix,
         [bias, selection_bias]: [&[f32]; 2],

@@ -310,17 +310,16 @@ impl Sparsity {
     /// Fills the selection of every layer that is predicted from `residual`, `[n, hidden]`: the residual after the attention of layer
     /// `here`, but for what the device has `scored`. n is at most [`crate::cpu::MAX_COLUMNS`]. Neurons in `cache` have the device's
     /// threshold.
-    #[allow(clippy::too_many_arguments)]
     pub fn predict(
         &self,
         tools: &mut Tools<'_>,
         here: usize,
         residual: &[f32],
-        n: usize,
         cache: Option<&NeuronCache>,
         scored: Scored,
         predicted: &mut Predicted,
     ) {
+        let n = residual.len() / tools.model.config.hidden;
         predicted.selections.resize_with(self.rules.len(), Selection::default);
         predicted.look_ahead(self.ahead());
         for (layer, rule) in self.rules.iter().enumerate().skip(here) {

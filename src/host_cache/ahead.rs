@@ -1,36 +1,11 @@
 //! Reads for layers whose turn has not come (PowerInfer-2 4.4): what such a layer will probably need is asked for while the layers before it
 //! are computed. When its turn comes, what was rightly foreseen is there or on its way; the rest is read as without it.
 
-use super::HostCache;
-use super::plan::{Early, Filling, Listing, Room};
+use super::plan::{Ahead, Listing, Room};
 use super::reads::MAX_AHEAD;
+use super::state::HostCache;
 use crate::device::NONE;
 use crate::ids::StoreId;
-
-/// What was asked for before the turn of its layer.
-pub(super) struct Ahead {
-    /// The layer; `None` if nothing was asked for.
-    layer: Option<usize>,
-    /// Where it is or will be.
-    pub early: Early,
-    filling: Vec<Filling>,
-}
-
-impl Ahead {
-    /// For layers of `neurons` of so many pieces: nothing is allocated later.
-    pub fn new(neurons: usize, pieces: usize) -> Ahead {
-        Ahead { layer: None, early: Early::new(neurons, pieces), filling: Vec::with_capacity(neurons) }
-    }
-}
-
-/// Where what is asked for ahead is kept in memory: a part of the landing for each layer that is looked at.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Regions {
-    pub first: *mut u8,
-    /// Bytes of each; 0 where nothing is asked for ahead.
-    pub bytes: usize,
-    pub count: usize,
-}
 
 impl HostCache {
     /// Asks for neurons that layer `layer` will probably need, ascending, before its turn: as many as there is room for. Neurons that are

@@ -1,6 +1,5 @@
 //! Where neurons and experts lie in their file, and how their bytes lie in a frame.
 
-use super::STRIP;
 use crate::formats::DType;
 use std::sync::Arc;
 
@@ -8,6 +7,9 @@ use std::sync::Arc;
 pub const MAX_UNITS: usize = 32;
 /// Block bytes per unit at least, so that a small model does not drown in buffers.
 const MIN_UNIT_BYTES: usize = 128 << 10;
+
+/// Neurons of a strip are a multiple of this where columns are many: as many as the matrix product takes at a time.
+pub const STRIP: usize = 256;
 
 /// Bytes of a read of a strip: the disk's rate no longer grows with larger ones, and several are under way at once.
 pub const STRIP_READ: usize = 512 << 10;

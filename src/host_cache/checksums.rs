@@ -1,7 +1,7 @@
 //! Blocks are compared with the checksums that they were packed with when they are first read. Experts that are read in place have none: their
 //! numbers, of quantised blocks the scales, have to be finite. Once one was right it is right on disk, and is not looked at again.
 
-use super::LayerBlocks;
+use super::blocks::LayerBlocks;
 use super::fault::{ReadFault, Unread};
 use crate::formats::block_checksums::block_checksum;
 use crate::formats::{DType, blocks};

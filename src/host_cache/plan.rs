@@ -1,8 +1,9 @@
 //! Where each needed neuron will be found, and which reads bring those that are missing.
 
+use super::blocks::Run;
 use super::checksums::Check;
+use super::layer::Layer;
 use super::reads::{Job, Reads};
-use super::{Layer, Run};
 use crate::cache::Location;
 use crate::device::NONE;
 use crate::ids::{SlotId, StoreId};
@@ -430,3 +431,45 @@ impl<'a> Room<'a> {
         self.together && gap <= self.gap && all <= MAX_READ
     }
 }
+
+/// What was asked for before the turn of its layer.
+pub(super) struct Ahead {
+    /// The layer; `None` if nothing was asked for.
+    pub(super) layer: Option<usize>,
+    /// Where it is or will be.
+    pub early: Early,
+    pub(super) filling: Vec<Filling>,
+}
+
+impl Ahead {
+    /// For layers of `neurons` of so many pieces: nothing is allocated later.
+    pub fn new(neurons: usize, pieces: usize) -> Ahead {
+        Ahead { layer: None, early: Early::new(neurons, pieces), filling: Vec::with_capacity(neurons) }
+    }
+}
+
+/// Neurons that lie one after the other in the landing.
+#[derive(Clone, Debug)]
+pub struct Strip {
+    /// Which of the parts that the layer was cut into.
+    pub parts: Range<usize>,
+    /// The neurons.
+    pub neurons: Range<usize>,
+    /// The block of the first; the others follow as in the store.
+    pub first: *const u8,
+    /// Where its reads go, and which they are.
+    pub(super) start: *const u8,
+    pub(super) reads: Range<u32>,
+    /// How many of the layer's reads are listed up to its end.
+    pub(super) listed: usize,
+}
+
+/// The strips of one use of a layer.
+#[derive(Default)]
+pub(super) struct Strips {
+    pub(super) list: Vec<Strip>,
+    pub(super) next: usize,
+}
+
+// SAFETY: its pointers are into the cache's memory.
+unsafe impl Send for Strips {}

@@ -1,6 +1,9 @@
 //! What a cache of a given size would read, found by running it without a disk and without arithmetic (PowerInfer-2 5: P_miss(m) by replay).
 
-use super::{HostCache, HostCacheOptions, LayerBlocks, ReadFault};
+use super::blocks::LayerBlocks;
+use super::fault::ReadFault;
+use super::options::HostCacheOptions;
+use super::state::HostCache;
 use crate::clock;
 use crate::disk::{DEPTH, Disk, Outcome, Read};
 use crate::ids::StoreId;

@@ -1,37 +1,12 @@
 //! All neurons of a layer through the landing, in order and in large reads (PowerInfer-2 4.1.1): for prompts, and for layers that leave no
 //! neuron out. One half is computed while the other is read.
 
-use super::HostCache;
 use super::blocks::STRIP_READ;
 use super::checksums::Check;
+use super::plan::{Strip, Strips};
 use super::reads::Job;
+use super::state::HostCache;
 use std::ops::Range;
-
-/// Neurons that lie one after the other in the landing.
-#[derive(Clone, Debug)]
-pub struct Strip {
-    /// Which of the parts that the layer was cut into.
-    pub parts: Range<usize>,
-    /// The neurons.
-    pub neurons: Range<usize>,
-    /// The block of the first; the others follow as in the store.
-    pub first: *const u8,
-    /// Where its reads go, and which they are.
-    start: *const u8,
-    reads: Range<u32>,
-    /// How many of the layer's reads are listed up to its end.
-    listed: usize,
-}
-
-/// The strips of one use of a layer.
-#[derive(Default)]
-pub(super) struct Strips {
-    list: Vec<Strip>,
-    next: usize,
-}
-
-// SAFETY: its pointers are into the cache's memory.
-unsafe impl Send for Strips {}
 
 impl HostCache {
     /// Begins to stream a layer that is cut into `parts`, of which number i ends with neuron `end(i)`, exclusive. A strip has whole parts.

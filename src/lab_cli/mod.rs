@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_verb_is_of_the_laboratory_alone_or_of_both_programs() {
-        let product = crate::cli::help::command();
+        let product = crate::cli::command();
         for verb in command().get_subcommands().map(Command::get_name) {
             let alone = LAB_VERBS.contains(&verb);
             assert_eq!(alone, product.find_subcommand(verb).is_none(), "{verb}");
@@ -135,7 +135,7 @@ mod tests {
             let verb = command.find_subcommand(verb).unwrap();
             verb.get_arguments().any(|option| option.get_id() == id)
         };
-        let product = crate::cli::help::command();
+        let product = crate::cli::command();
         for verb in SHARED {
             for option in ["barrier", "placement_seed", "vram_schedule", "fail_after", "wall_clock", "printed_loss"] {
                 assert!(has(&command(), verb, option), "{verb} {option}");

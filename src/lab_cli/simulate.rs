@@ -1,6 +1,7 @@
 mod beside;
 mod chunks;
 mod prompts;
+mod table;
 
 use crate::cli::chart::{self, Axis, Line, Plot};
 use crate::cli::machine_arg;
@@ -12,20 +13,20 @@ use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::rows::Quant;
 use crate::formats::trace_file::{EXTENSION, TraceFile};
+use crate::lab::simulate::Calls;
 use crate::lab::simulate::assumption::{Assumption, Held, Switched, given_up_for, held};
 use crate::lab::simulate::calibration::{Statistics, calibrate};
 use crate::lab::simulate::case::{Case, POSITION, PREDICTOR_SHARE};
 use crate::lab::simulate::papers::{Published, SET_UPS, SetUp};
-use crate::lab::simulate::{Calls, Outcome};
 use crate::lab::synth::trace::{TraceShape, write_trace};
 use crate::model::KvType;
 use crate::placement::PlacementPolicy as Placement;
 use crate::placement::memory_plan::Footprint;
 use crate::placement::shapes::{footprint, shape};
 use crate::scheduler::Policy;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use table::{Row, empty};
 
 /// What DynamicInfer adds step by step to PowerInfer in figure 10, from `static` to `full`.
 const STEPS: [Policy; 4] = [Policy::Static, Policy::Micro, Policy::Macro, Policy::Full];
@@ -134,17 +135,6 @@ pub fn parse_placement(text: &str) -> std::result::Result<Placement, String> {
         "none" => Ok(Placement::None),
         _ => Err("take static, random or none".into()),
     }
-}
-
-/// One line of the result. All of it is simulated.
-#[derive(Serialize)]
-pub struct Row {
-    pub vram_bytes: Option<u64>,
-    /// `None` for whole layers on the device and every neuron computed, as llama.cpp does.
-    pub policy: Option<Policy>,
-    pub tokens_per_s: f64,
-    pub outcome: Option<Outcome>,
-    pub layers_on_device: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -460,21 +450,6 @@ fn tables(r: &Report) -> String {
     format!(
         "{tables}N layers: dense, N whole layers (of a mixture: their experts) on the GPU and the others on the CPU, as llama.cpp.\n"
     )
-}
-
-/// Columns of a table at most, also where no terminal says how many there are: a narrow one's.
-const COLUMNS: u16 = 80;
-
-/// A table whose first column is words and whose others are numbers; what is too wide goes on in the cell's next line.
-fn empty(head: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
-    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(COLUMNS);
-    table.set_header(head.iter().copied());
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }
 
 /// Percent faster than static with the same budget.

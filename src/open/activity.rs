@@ -1,6 +1,7 @@
 //! How often a model's neurons are active: one answer for the placement, its slots and the scheduler's first frequencies.
 
-use super::{Listener, artifacts};
+use super::artifacts;
+use super::listener::Listener;
 use crate::formats::history_file;
 use crate::model::Model;
 use crate::profile::Profile;

@@ -5,7 +5,7 @@
 //! 2. In the user's data directory, `models/NAME-FINGERPRINT/KIND`; new ones are written here.
 //! 3. In the source checkout, or in the program itself, `profiles/models/*/KIND`: those of the models that come with the program.
 
-use super::Listener;
+use super::listener::Listener;
 use crate::error::{Error, Result, printable};
 use crate::formats::sections::{Header, SectionFile};
 use crate::formats::{history_file, predictor_file, profile_file};

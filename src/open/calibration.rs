@@ -1,8 +1,8 @@
 //! Calibrates the sign predictor for a model that is about to run, so that it does not run with the alphas of a paper about other models; and
 //! the activation profile that is counted on the way, here and where predictors are made by a command.
 
-use super::Listener;
 use super::artifacts::{self, Kind};
+use super::listener::Listener;
 use crate::engine::Engine;
 use crate::error::{Result, human_bytes, printable};
 use crate::formats::read_text;

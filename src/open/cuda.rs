@@ -1,6 +1,7 @@
 //! Opens this machine's NVIDIA card as a device.
 
-use super::{Listener, pinnable};
+use super::listener::Listener;
+use super::vram_budget::pinnable;
 use crate::config;
 use crate::device::Tiles;
 pub use crate::device::cuda::{Card, Unusable};

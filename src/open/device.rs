@@ -2,167 +2,35 @@
 
 use super::activity::{Activity, Source};
 use super::learning::{ENOUGH, learner};
+use super::listener::{Listener, Quiet};
+use super::options::{DeviceKind, DeviceOptions, EngineOptions, LookaheadOn, Need, Placement};
 use super::place::{out_of_memory, place};
 use super::planned::{Exchange, computed_share, nothing_fits, placed_by_file};
-use super::{EngineOptions, Listener, Quiet, SparsityOptions, VramBudget, cuda, machine, sparsity};
+use super::sparsity::SparsityOptions;
+use super::vram_budget::VramBudget;
+use super::{cuda, machine, sparsity};
 use crate::background::{Background, BackgroundOptions, Latency};
-use crate::cache::PerTier;
 use crate::clock::Duration;
 use crate::config;
 use crate::cpu::{MAX_COLUMNS, Prefill};
-use crate::device::{Device, Rates, Tiles, Timeline, Traced, VirtualDevice};
+use crate::device::{Device, Rates, Timeline, Traced, VirtualDevice};
 use crate::engine::session::CHUNK;
 use crate::engine::split::parts::PartsSetting;
 use crate::engine::{Engine, Lookahead, Migrator, pinned_bytes, predictor_bytes};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::ids::PublishedId;
-use crate::model::{KvType, Model};
+use crate::model::Model;
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::placement::policy::{self, PlacementPolicy};
 use crate::predictor::{Predictor, Router};
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{Policy as Migration, Rules};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What an observation takes the scheduler on a virtual clock, ns, beside reading the predictor's weights: copying it and choosing among
 /// some thousand neurons.
 const OBSERVATION_NS: f64 = 20e3;
-
-/// Kind of device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceKind {
-    /// An NVIDIA card.
-    Cuda,
-    /// An NVIDIA card if there is one that can be used, else no device.
-    Auto,
-    /// Host memory with a budget that stands in for a card: its results are real, its times are simulated.
-    Virtual,
-}
-
-/// The processor that predicts what the layers ahead will need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LookaheadOn {
-    /// The scheduler, on a core of its own.
-    Scheduler,
-    /// The device, beside its other work of a layer: it takes device memory for the predictors.
-    Device,
-}
-
-/// Which neurons are on the device at the beginning.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// Those that the plan chooses: the most active ones.
-    Static,
-    /// Random ones, as many in each layer as the plan has slots.
-    Random {
-        /// Seed of the choice.
-        seed: u64,
-    },
-    /// None; the slots stay free until the scheduler fills them.
-    Empty,
-    /// Those of a file that `plan -o` wrote, whose slots replace the plan's.
-    File(PathBuf),
-}
-
-/// A device to use beside the processor, and how to use it.
-#[derive(Clone, Debug)]
-pub struct DeviceOptions {
-    /// Kind of device.
-    pub kind: DeviceKind,
-    /// Budget for everything on the device, bytes. Without it `ffn_share` sets the budget, and without both it is most of a card's free
-    /// memory; the virtual device needs one of them.
-    pub vram: Option<u64>,
-    /// In place of `vram`: a budget between the least that holds all of attention, 0, and one that holds everything, 1. It means the same for every model.
-    pub vram_share: Option<f64>,
-    /// Share of the neurons that may be on the device, above 0 and at most 1; `None` is all that fit.
-    pub ffn_share: Option<f64>,
-    /// Which neurons are on the device at the beginning.
-    pub placement: Placement,
-    /// Machine whose rates the plan uses: the name of a profile, or a .toml file; `None` takes the profile `default`, and measures if there
-    /// is none.
-    pub machine: Option<PathBuf>,
-    /// Wait for a layer's copies before it is used (DynamicInfer C.3), instead of computing on the CPU the neurons that have not arrived.
-    pub barrier: bool,
-    /// Policy by which neurons move while a text is generated.
-    pub policy: Migration,
-    /// Whether the policy may be changed while it runs: then the scheduler is started for a static policy, too.
-    pub live: bool,
-    /// Start a layer's kernels and copies with a few driver calls instead of one each (CUDA graphs).
-    pub graphs: bool,
-    /// By what a card multiplies prompts; `None` takes tensor cores if they are faster in a trial and give the same bits there: for q8_0 and
-    /// q4_0, and for f16 where inputs may be rounded.
-    pub tiles: Option<Tiles>,
-    /// Tokens of a prompt that go through together, one of [`CHUNKS`](crate::engine::session::CHUNKS); `None` takes the plan's choice, and [`CHUNK`] with `deterministic`. With
-    /// `deterministic` and `live` no more than [`CHUNK`].
-    pub chunk: Option<usize>,
-    /// Parts in which a chunk of a dense model's prompt goes, 1 to [`MAX_PARTS`](crate::engine::split::parts::MAX_PARTS); `None` takes as many as take the least time by the machine's
-    /// rates.
-    pub parts: Option<usize>,
-    /// Number of layers that the scheduler looks ahead; `None` is 2 if the predictor was made for that, else 1.
-    pub lookahead: Option<usize>,
-    /// The processor that predicts the layers ahead, where the engine has not done so to choose neurons.
-    pub lookahead_on: LookaheadOn,
-    /// Use one threshold for device and CPU, so that the text does not depend on where neurons lie; with `live` nothing moves, either.
-    pub deterministic: bool,
-    /// Without a profile, place neurons by what earlier runs have learnt.
-    pub history: bool,
-    /// Without a profile, learn from this run for the next start. [`DeviceSession::finish`] writes what was learnt, and so does the scheduler's
-    /// thread every ten minutes.
-    pub learn: bool,
-    /// Lets the virtual device fail for good after this many kernels, as a GPU does after an illegal address; `None` never.
-    pub fail_after: Option<u64>,
-    /// On a virtual device, run the scheduler on a thread of its own for as long as it takes, instead of a stated time on the device's
-    /// clock: then two runs of the same command differ.
-    pub wall_clock: bool,
-    /// Balance thresholds with 1 - p as the loss of a neuron that is left out, as the paper prints it, to see the effect.
-    pub printed_loss: bool,
-    /// A pair of thresholds for all layers, probabilities, instead of balancing them under a policy that does; for experiments.
-    pub thetas: Option<PerTier<f32>>,
-}
-
-impl DeviceOptions {
-    /// A device of this kind with defaults for everything else: the plan's neurons at the beginning, policy `full`.
-    pub fn new(kind: DeviceKind) -> DeviceOptions {
-        DeviceOptions {
-            kind,
-            vram: None,
-            vram_share: None,
-            ffn_share: None,
-            placement: Placement::Static,
-            machine: None,
-            barrier: false,
-            policy: Migration::default(),
-            live: false,
-            graphs: false,
-            tiles: None,
-            chunk: None,
-            parts: None,
-            lookahead: None,
-            lookahead_on: LookaheadOn::Scheduler,
-            deterministic: false,
-            history: true,
-            learn: true,
-            fail_after: None,
-            wall_clock: false,
-            printed_loss: false,
-            thetas: None,
-        }
-    }
-}
-
-/// What the device needs room for: keys and values of `sequences` sequences of `context` tokens each; and the host memory that may be taken,
-/// bytes, whether the whole model stays in it, and what of it is left for working memory and what host and device exchange.
-#[derive(Clone, Copy)]
-pub(super) struct Need {
-    pub context: usize,
-    pub kv: KvType,
-    pub sequences: usize,
-    pub ram: Option<u64>,
-    pub resident: bool,
-    pub host: Option<u64>,
-}
 
 /// A device that is in use.
 pub struct DeviceSession {

@@ -1,7 +1,9 @@
 //! What can be said against a device before it is opened: options that are wrong, a machine that has none, a model that it cannot compute with.
 
-use super::device::{DeviceKind, DeviceOptions, without_card};
-use super::{Listener, cuda};
+use super::cuda;
+use super::device::without_card;
+use super::listener::Listener;
+use super::options::{DeviceKind, DeviceOptions};
 use crate::device::Tiles;
 use crate::engine::session::{CHUNK, CHUNKS};
 use crate::engine::split::parts::MAX_PARTS;

@@ -1,6 +1,6 @@
 //! Which kind of kernels an engine takes for each type: the one for the maker of the processor, unless another is clearly faster here.
 
-use super::EngineOptions;
+use super::options::EngineOptions;
 use crate::cpu::{Isa, Kernels};
 use crate::engine::Engine;
 use crate::formats::rows::Quant;

@@ -1,6 +1,7 @@
 //! The machine that a plan is for: a saved profile, or this machine, measured now.
 
-use super::{Listener, cuda, embedded};
+use super::listener::Listener;
+use super::{cuda, embedded};
 use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::{MachineProfile, Rate, check_name};
 use crate::machine::measure::{self, Assumed};

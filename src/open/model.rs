@@ -1,8 +1,8 @@
 //! Finds a model by its name or path, packs it if it is not packed yet, and opens it.
 
-use super::Packing;
+use super::embedded;
+use super::listener::{Listener, Packing};
 use super::stores::{self, Origin};
-use super::{Listener, embedded};
 use crate::cpu::Kernels;
 use crate::error::{Error, Result, human_bytes, printable};
 use crate::evaluation::fit::{self, Doubt};

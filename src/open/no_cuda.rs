@@ -1,6 +1,6 @@
 //! Stands in for `open::cuda` in a build without the feature `cuda`: there is never a card.
 
-use super::Listener;
+use super::listener::Listener;
 use crate::device::{Tiles, VirtualDevice};
 use crate::error::{Error, Result};
 use crate::machine::measure::CardRates;

@@ -1,8 +1,9 @@
 //! How much of a model is kept in host memory: all of it, or what `--ram` or the machine allow, with the rest of its neurons on disk.
 
-use super::device::Need;
+use super::listener::Listener;
+use super::options::{EngineOptions, Need, RamOptions};
 use super::planned::Exchange;
-use super::{EngineOptions, Listener, artifacts, fits, sparsity};
+use super::{artifacts, sparsity};
 use crate::disk::{self, Disk, DiskCosts, OpenedDisk};
 use crate::engine::session::CHUNK;
 use crate::engine::{Engine, Foresight, Split, pinned_bytes, unread};
@@ -20,27 +21,6 @@ use std::sync::Arc;
 /// One part in so many of the free memory is left to others by default.
 const LEFT_TO_OTHERS: u64 = 20;
 
-/// How neurons are kept in memory that do not all fit: values of one way of working, for comparisons.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RamOptions {
-    /// Which neurons stay; `None` is the policy that measured fastest: two queues for experts, and for neurons our importance (`full`),
-    /// which finds more of them and moves fewer (`runs/2026-11-24-ram-sweep`).
-    pub policy: Option<Policy>,
-    /// Whether neighbours are read together where that pays.
-    pub together: bool,
-    /// Whether what is there is computed while the rest is read.
-    pub overlap: bool,
-    /// Whether anything stays at all.
-    pub keep: bool,
-    /// Whether what later layers will need is asked for before their turn.
-    pub prefetch: bool,
-    /// Number of layers that are looked ahead; `None` is the least that the predictor was made for.
-    pub lookahead: Option<usize>,
-    /// In place of a number of bytes: memory for reading and for this share of the neurons or experts, 0 to 1. It means the same for every
-    /// model, small ones included.
-    pub share: Option<f64>,
-}
-
 /// Memory for a model of which a part stays on disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Limit {
@@ -48,18 +28,6 @@ pub(super) enum Limit {
     Bytes(u64),
     /// [`RamOptions::share`].
     Share(f64),
-}
-
-impl RamOptions {
-    /// The most layers that are looked ahead.
-    pub const MAX_AHEAD: usize = MAX_AHEAD;
-}
-
-impl Default for RamOptions {
-    fn default() -> RamOptions {
-        let HostCacheOptions { together, overlap, .. } = HostCacheOptions::new(0);
-        RamOptions { policy: None, together, overlap, keep: true, prefetch: true, lookahead: None, share: None }
-    }
 }
 
 /// The files of a model of which a part stays on disk.
@@ -83,6 +51,11 @@ impl OnDisk {
     fn least_bytes(&self, model: &Model) -> u64 {
         least_bytes(&self.blocks, model.config.clusters(), self.opened.disk.align())
     }
+}
+
+/// Whether the model's files fit into the memory that is free.
+pub(super) fn fits(model: &Model) -> bool {
+    crate::config::available_memory().is_none_or(|free| model.file_bytes() < free)
 }
 
 /// Bytes of the files of an engine's predictors.

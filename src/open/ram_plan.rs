@@ -1,6 +1,6 @@
 //! What a plan for a model larger than memory is made of: this machine's disk, and what a cache of each size would read.
 
-use super::device::Need;
+use super::options::Need;
 use super::ram::{all_bytes, cached_bytes, chunk, costs, open_disk, parts, resident_with, span, usual_policy};
 use crate::disk::{Disk, DiskCosts};
 use crate::error::{Error, Result, human_bytes};

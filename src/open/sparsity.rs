@@ -1,7 +1,8 @@
 //! Chooses which neurons the engine computes: opens the predictor of each layer.
 
 use super::artifacts::{self, Kind as File};
-use super::{Listener, calibration};
+use super::calibration;
+use super::listener::Listener;
 use crate::engine::{Choice, Engine, Sparsity};
 use crate::error::{Error, Result, printable};
 use crate::formats::predictor_file::{self, PredictorFile};

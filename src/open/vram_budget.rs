@@ -161,3 +161,9 @@ impl VramBudget {
         Ok(())
     }
 }
+
+/// How much of `free` bytes of host memory may be pinned for a card: a tenth is left to the rest of the system, because pinned pages cannot
+/// be swapped.
+pub const fn pinnable(free: u64) -> u64 {
+    free / 10 * 9
+}

@@ -35,17 +35,16 @@ pub fn linear(
 }
 
 /// As [`linear`], with the rows of all parts in the order of the whole. `unordered` is workspace.
-#[allow(clippy::too_many_arguments)]
 pub fn linear_stacked(
     pool: &mut ThreadPool,
     kernels: &Kernels,
     matrix: &Stacked,
     input: &[f32],
-    n: usize,
     columns: &mut Columns,
     unordered: &mut Vec<f32>,
     out: &mut [f32],
 ) {
+    let n = input.len() / matrix.cols();
     assert_eq!(input.len(), n * matrix.cols());
     columns.set_many(pool, kernels, input, n, matrix.parts().iter().map(|part| part.quant));
     if matrix.is_in_order() {

@@ -1,12 +1,12 @@
 //! The experts of a mixture whose activation has zeros, packed by neuron: gate, up and down of each expert with a row for every neuron, so
 //! that up and down of a neuron that does not fire are not read.
 
-use super::types::own;
-use super::{Job, NEURONS_PER_TASK, Source, Types, check_range, convert_row, gather_columns};
+use super::job::{Job, NEURONS_PER_TASK, check_range, convert_row, gather_columns};
+use super::types::{Types, own};
 use crate::error::{Error, Result};
 use crate::formats::neuron_store::{Content, Writer};
 use crate::formats::rows::{self, Quant};
-use crate::model::source::{ExpertMatrix, Role};
+use crate::model::source::{ExpertMatrix, Role, Source};
 use rayon::prelude::*;
 
 const ROLES: [Role; 3] = [Role::Gate, Role::Up, Role::Down];

@@ -13,7 +13,9 @@
 //! file `inner` and `outer` are q8_0 rows, the biases f32, neurons in the numbering of the published model. Rank 0 has the
 //! bias alone: layers whose few active neurons are always the same need no more.
 
-use super::{Calibration, Form, Kind, Predictor, Scratch, Tools};
+use super::calibration::Calibration;
+pub use super::interface::normalise;
+use super::interface::{EPSILON, Form, Kind, NetworkWeights, Predictor, Tools};
 use crate::cpu::sign::BitLine;
 use crate::error::{Error, Result};
 use crate::formats::MappedFile;
@@ -29,8 +31,6 @@ use std::path::Path;
 
 /// Ranks are multiples of this, because rows of q8_0 come in such groups.
 pub const RANK_STEP: usize = GROUP;
-/// Added to the mean square of the residual, so that a residual of zeros stays zeros.
-const EPSILON: f32 = 1e-6;
 /// The type of `inner` and `outer` in a file.
 const QUANT: Quant = Quant::Q8;
 
@@ -87,12 +87,6 @@ impl Network {
             ..self
         }
     }
-}
-
-/// out = x / rms(x).
-pub fn normalise(x: &[f32], out: &mut [f32]) {
-    let scale = 1.0 / (math::sum(x.iter().map(|v| v * v)) / x.len() as f32 + EPSILON).sqrt();
-    out.iter_mut().zip(x).for_each(|(o, v)| *o = v * scale);
 }
 
 /// Bytes of a network's table and sections in the file's header, about: a hundred numbers and three lines.
@@ -316,44 +310,6 @@ impl Ready {
         // `Ready` keeps and never changes: its buffer does not move with it.
         let matrices = unsafe { (Matrix::over(inner, QUANT, rank, hidden), Matrix::over(outer, QUANT, neurons, rank)) };
         Ok(Ready { matrices: Some(matrices), inner_bias, outer_bias, calibration, threshold, _permuted: permuted })
-    }
-}
-
-/// The weights of a network, ready to run.
-#[derive(Clone, Copy)]
-pub struct NetworkWeights<'a> {
-    /// `inner`, `[rank, hidden]`, and `outer`, `[neurons, rank]`; `None` for rank 0.
-    matrices: Option<(&'a Matrix, &'a Matrix)>,
-    /// `[rank]`
-    inner_bias: &'a [f32],
-    /// What is added to the scores, `[neurons]`.
-    pub bias: &'a [f32],
-}
-
-impl<'a> NetworkWeights<'a> {
-    /// The matrix whose products with a token's hidden values are its scores without the bias, `[neurons, rank]`; `None` if the bias is all
-    /// there is.
-    pub fn outer(&self) -> Option<&'a Matrix> {
-        self.matrices.map(|(_, outer)| outer)
-    }
-
-    /// The hidden values of n tokens from their `residual`, `[n, hidden]`: `values` becomes `[n, rank]`. By rows, however many tokens there
-    /// are: the choice of neurons does not depend on the other tokens of the pass.
-    pub fn hidden_values(&self, tools: &mut Tools<'_>, residual: &[f32], n: usize, values: &mut Vec<f32>) {
-        let Tools { model, pool, kernels, scratch } = tools;
-        let h = model.config.hidden;
-        let Some((inner, _)) = self.matrices else { return values.clear() };
-        let Scratch { normed, columns, .. } = &mut **scratch;
-        normed.resize(n * h, 0.0);
-        for (x, out) in residual.chunks_exact(h).zip(normed.chunks_exact_mut(h)) {
-            normalise(x, out);
-        }
-        values.resize(n * inner.rows, 0.0);
-        columns.set_for(normed, n, [inner.quant]);
-        products(pool, kernels, std::slice::from_ref(inner), columns, values);
-        for values in values.chunks_exact_mut(inner.rows) {
-            values.iter_mut().zip(self.inner_bias).for_each(|(v, b)| *v = (*v + b).max(0.0));
-        }
     }
 }
 

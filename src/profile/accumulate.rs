@@ -1,7 +1,8 @@
 //! Counts active neurons while a model runs over a window of text. A run has one accumulator; a window's sums are added to its
 //! text when the window is complete, so an interrupted run has counted whole windows only.
 
-use super::{Extras, magnitude};
+use super::counts::Extras;
+use super::magnitude;
 use crate::formats::profile_file::{AHEADS, BINS, Header, Inputs, LayerSums, Text};
 use crate::ids::Permutation;
 use crate::model::Activation;

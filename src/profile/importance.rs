@@ -1,6 +1,6 @@
 //! How much an error of a model's weights costs, as a quantising encoder takes it.
 
-use super::Profile;
+use super::counts::Profile;
 
 /// For each column of a model's matrices the mean square of what they read there on the texts of a profile: the error that a wrong weight
 /// makes in a product grows with it. Embeddings and head have none, since the one reads nothing and the other gets enough bits; `down` has

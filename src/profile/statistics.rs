@@ -1,7 +1,7 @@
 //! The figures that describe a profile; `docs/predictors.md` defines each.
 
-use super::Profile;
 use super::accumulate::jaccard_distance;
+use super::counts::Profile;
 use crate::formats::profile_file::AHEADS;
 use serde::Serialize;
 

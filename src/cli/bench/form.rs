@@ -1,10 +1,20 @@
 //! The forms in which `bench` gives its rows: tables for people, and llama-bench's markdown, CSV and SQL.
 
-use super::Row;
 use crate::error::human_bytes;
 use crate::evaluation::bench::BenchRow;
+use crate::open::report::DeviceReport;
 use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
 use serde_json::Value as Json;
+
+/// A row with what the device did in all of them.
+#[derive(Serialize)]
+pub(super) struct Row {
+    #[serde(flatten)]
+    pub(super) row: BenchRow,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(super) device: Option<DeviceReport>,
+}
 
 /// Tables of at most 80 columns, below a line about the model: how fast, what was computed, where the time went.
 pub fn tables(rows: &[Row]) -> String {

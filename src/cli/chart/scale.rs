@@ -1,6 +1,6 @@
 //! Where the numbers of an axis stand, and how they are written.
 
-use super::Axis;
+use super::figures::Axis;
 
 /// What stands beside an axis: places and their texts, some `about` of them, at steps of 1, 2 or 5 times a power of ten.
 pub fn ticks(axis: &Axis, about: usize) -> Vec<(f64, String)> {

@@ -1,7 +1,8 @@
 //! The drawing of a chart.
 
+use super::figures::{Line, Plot, Point, Room};
 use super::labels::{apart, rows, width, wrapped};
-use super::{Line, Plot, Point, Room, scale};
+use super::scale;
 use crate::error::safe_text;
 use std::fmt::Write as _;
 

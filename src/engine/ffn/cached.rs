@@ -5,19 +5,22 @@
 //! all its down rows. A dot is the same whenever it is taken, and down rows are added in the order of the list: the sums are bit for bit
 //! those of the mapped store.
 
-use super::chosen::Arrival;
-use super::{
-    Chosen, Counts, Downs, ExpertBuffers, ExpertsRead, FfnBuffers, Neurons, Scorer, Selection, SharedCounts, Sparse,
-    Tile, Work, add_down_bias, add_units, down, experts, products, rows_of, run_blocks, unit_buffers,
-};
+use super::buffers::FfnBuffers;
+use super::chosen::{Arrival, Chosen, Scorer};
+use super::compute::Compute;
+use super::experts::{ExpertBuffers, ExpertsRead, experts};
+use super::many::{down, products};
+use super::neurons::{Downs, Sparse, run_blocks};
+use super::units::{add_units, unit_buffers};
+use super::work::{Counts, Neurons, Selection, SharedCounts, Work, add_down_bias, rows_of};
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ManyForm, Prefill, ThreadPool};
+use crate::cpu::{Columns, MAX_COLUMNS, ManyForm, Prefill};
 use crate::engine::routing::Routes;
 use crate::engine::sparsity::Foresight;
 use crate::host_cache::{Arriving, HostCache, HostCacheOptions, MAX_UNITS, STRIP, units_of};
 use crate::ids::{Permutation, StoreId};
 use crate::model::block::BlockPart;
-use crate::model::config::{Ffn, ModelConfig};
+use crate::model::config::Ffn;
 use crate::model::ffn_weights::FfnWeights;
 use crate::model::weights::{Layer, NormWeights};
 use crate::ops::gates::gates_of;
@@ -80,9 +83,7 @@ fn stand_in(layer: &Layer) -> Layer {
 
 /// What the FFN of one layer is computed with.
 pub(in crate::engine) struct Tools<'a> {
-    pub pool: &'a mut ThreadPool,
-    pub kernels: &'a Kernels,
-    pub config: &'a ModelConfig,
+    pub compute: Compute<'a>,
     /// Number of the layer, and the layer.
     pub layer: (usize, &'a Layer),
     /// The normalised input.
@@ -137,19 +138,18 @@ impl CachedFfn {
         mut tools: Tools<'_>,
         work: Work,
         activation_threshold: f32,
-        tiles: &mut [Tile],
         buffers: &mut FfnBuffers,
         hidden: &mut [f32],
     ) -> Counts {
         let n = tools.x.n;
         match work {
-            Work::All if n > MAX_COLUMNS => self.chunk(&mut tools, tiles, &mut buffers.columns, hidden),
+            Work::All if n > MAX_COLUMNS => self.chunk(&mut tools, &mut buffers.columns, hidden),
             Work::All => self.dense(&mut tools, buffers, hidden),
             Work::Some(_) => unreachable!("a part of a chunk is a device's"),
             Work::Selected(list) => self.listed(&mut tools, list, None, activation_threshold, buffers, hidden),
             Work::Gates(known) => {
                 let mut fired = std::mem::take(&mut buffers.fired);
-                fired.fired(tools.config, known, n, activation_threshold);
+                fired.fired(tools.compute.config, known, n, activation_threshold);
                 let counts = self.listed(&mut tools, &fired, Some(known), activation_threshold, buffers, hidden);
                 buffers.fired = fired;
                 counts
@@ -175,16 +175,12 @@ impl CachedFfn {
     }
 
     /// As [`super::experts`]: the chosen experts that are there first, the others as they come, after [`CachedFfn::begin_experts`].
-    #[allow(clippy::too_many_arguments)]
     pub(in crate::engine) fn experts(
         &mut self,
-        pool: &mut ThreadPool,
-        kernels: &Kernels,
-        config: &ModelConfig,
+        mut compute: Compute<'_>,
         l: usize,
         (routes, scorer): (&Routes, Option<Scorer<'_>>),
         x: &[f32],
-        tiles: &mut [Tile],
         buffers: &mut ExpertBuffers,
         hidden: &mut [f32],
     ) -> ExpertsRead {
@@ -211,7 +207,7 @@ impl CachedFfn {
             }
             arriving.first = round.units.start;
             let now = Chosen { weights, groups, tokens: &routes.tokens, arrival: &arriving, scorer };
-            read += experts(pool, kernels, config, &now, x, tiles, buffers, hidden);
+            read += experts(compute.again(), &now, x, buffers, hidden);
             let pieces = round.units.start * arriving.matrices..round.units.end * arriving.matrices;
             pieces.for_each(|piece| arriving.arriving.keep(piece));
         }
@@ -229,7 +225,8 @@ impl CachedFfn {
         buffers: &mut FfnBuffers,
         hidden: &mut [f32],
     ) -> Counts {
-        let Tools { ref mut pool, kernels, config, layer: (l, layer), x } = *tools;
+        let Tools { ref mut compute, layer: (l, layer), x } = *tools;
+        let Compute { pool, kernels, config, .. } = compute.again();
         let (n, neurons) = (x.n, list.neurons.len());
         let units = units_of(neurons, layer.block().bytes());
         self.cache.begin(l, &list.neurons, units);
@@ -282,7 +279,8 @@ impl CachedFfn {
 
     /// All neurons, for up to [`MAX_COLUMNS`] columns.
     fn dense(&mut self, tools: &mut Tools<'_>, buffers: &mut FfnBuffers, hidden: &mut [f32]) -> Counts {
-        let Tools { ref mut pool, kernels, config, layer: (l, layer), x } = *tools;
+        let Tools { ref mut compute, layer: (l, layer), x } = *tools;
+        let Compute { pool, kernels, config, .. } = compute.again();
         let units = units_of(config.ffn, layer.block().bytes());
         buffers.active.clear();
         let (size, partial) = unit_buffers(&mut buffers.partial, config, layer, x.n, units);
@@ -306,28 +304,23 @@ impl CachedFfn {
     }
 
     /// All neurons, for a prompt's chunk. A strip is as many neurons as a sum over them takes at a time: the sums are the mapped store's.
-    fn chunk(
-        &mut self,
-        tools: &mut Tools<'_>,
-        tiles: &mut [Tile],
-        columns: &mut Columns,
-        hidden: &mut [f32],
-    ) -> Counts {
+    fn chunk(&mut self, tools: &mut Tools<'_>, columns: &mut Columns, hidden: &mut [f32]) -> Counts {
         let n = tools.x.n;
         // A strip takes the form that all neurons together would.
         let down_type = tools.layer.1.block().down().quant;
-        let kernels = match tools.kernels.form_across(down_type, tools.config.ffn) {
-            ManyForm::Floats => tools.kernels.with(Prefill::Exact),
-            _ => *tools.kernels,
+        let Compute { kernels, config, .. } = tools.compute;
+        let kernels = match kernels.form_across(down_type, config.ffn) {
+            ManyForm::Floats => kernels.with(Prefill::Exact),
+            _ => *kernels,
         };
         self.begin_products(tools);
         while let Some(strip) = self.next_products(tools) {
-            let Tools { ref mut pool, config, layer: (l, _), .. } = *tools;
+            let Tools { ref mut compute, layer: (l, _), .. } = *tools;
             let (neurons, acts) = (Neurons::Some(&self.all[strip.clone()]), &self.strip_activations[..n * strip.len()]);
-            down(pool, &kernels, config, &self.strips[l], neurons, acts, n, tiles, columns, hidden);
+            let compute = Compute { kernels: &kernels, ..compute.again() };
+            down(compute, &self.strips[l], neurons, acts, n, columns, hidden);
         }
-        let Tools { config, layer: (_, layer), .. } = *tools;
-        add_down_bias(layer, hidden);
+        add_down_bias(tools.layer.1, hidden);
         rows_of(config, config.ffn)
     }
 
@@ -335,7 +328,7 @@ impl CachedFfn {
     pub(in crate::engine) fn activations(&mut self, mut tools: Tools<'_>, gates: &mut [f32], activations: &mut [f32]) {
         self.begin_products(&tools);
         while let Some(strip) = self.next_products(&mut tools) {
-            let (ffn, len) = (tools.config.ffn, strip.len());
+            let (ffn, len) = (tools.compute.config.ffn, strip.len());
             for (from, to) in [(&self.strip_gates, &mut *gates), (&self.strip_activations, &mut *activations)] {
                 for (from, to) in from.chunks_exact(len).zip(to.chunks_exact_mut(ffn)).take(tools.x.n) {
                     to[strip.clone()].copy_from_slice(from);
@@ -347,7 +340,8 @@ impl CachedFfn {
     /// As [`crate::ops::gates::gates`].
     pub(in crate::engine) fn gates(&mut self, mut tools: Tools<'_>, gates: &mut [f32]) {
         self.begin_products(&tools);
-        let Tools { ref mut pool, kernels, config, layer: (l, layer), x } = tools;
+        let Tools { ref mut compute, layer: (l, layer), x } = tools;
+        let Compute { pool, kernels, config, .. } = compute.again();
         while let Some((_, strip)) = next_strip(&mut self.cache, &mut self.strips[l], layer) {
             gates_of(pool, kernels, config, &self.strips[l], x, strip, gates);
         }
@@ -355,20 +349,20 @@ impl CachedFfn {
 
     /// Begins to stream a layer for [`CachedFfn::next_products`].
     fn begin_products(&mut self, tools: &Tools<'_>) {
-        let (ffn, l) = (tools.config.ffn, tools.layer.0);
+        let (ffn, l) = (tools.compute.config.ffn, tools.layer.0);
         self.cache.begin_strips(l, ffn.div_ceil(STRIP), |part| ffn.min((part + 1) * STRIP));
     }
 
     /// Gates and activations of the next strip, in `strip_gates` and `strip_activations`; its neurons.
     fn next_products(&mut self, tools: &mut Tools<'_>) -> Option<Range<usize>> {
-        let Tools { ref mut pool, kernels, config, layer: (l, layer), x } = *tools;
+        let Tools { ref mut compute, layer: (l, layer), x } = *tools;
         let (_, strip) = next_strip(&mut self.cache, &mut self.strips[l], layer)?;
         let count = x.n * strip.len();
         let (gates, activations) = (&mut self.strip_gates, &mut self.strip_activations);
         [&mut *gates, &mut *activations].into_iter().for_each(|b| b.resize(b.len().max(count), 0.0));
         let neurons = Neurons::Some(&self.all[strip.clone()]);
         let (gates, activations) = (&mut gates[..count], &mut activations[..count]);
-        products(pool, kernels, config, &self.strips[l], x, neurons, gates, activations);
+        products(compute.again(), &self.strips[l], x, neurons, gates, activations);
         Some(strip)
     }
 }

@@ -4,11 +4,12 @@
 //! some token has; their activations; down, by rows of the output, so that each number of it is one thread's, which adds the experts
 //! in their order. Where `down` is stored by neuron, what follows the gates is [`super::firing_experts`].
 
-use super::Tile;
 use super::chosen::{Chosen, Scorer, tokens_of};
+use super::compute::Compute;
 use super::firing_experts::{Firing, FiringBuffers};
 use super::predicted_experts::OnDevice;
 use super::shared::SharedBuffers;
+use super::work::activate_gated;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, ManyForm, ThreadPool};
 use crate::engine::routing::Group;
@@ -77,21 +78,17 @@ struct Task {
 
 /// hidden += the weighted sum of each token's experts. `x` is the normalised input, `[n, hidden]`, and `hidden` the residual,
 /// `[n, hidden]`.
-#[allow(clippy::too_many_arguments)]
 pub fn experts(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    mut compute: Compute<'_>,
     chosen: &Chosen<'_>,
     x: &[f32],
-    tiles: &mut [Tile],
     buffers: &mut ExpertBuffers,
     hidden: &mut [f32],
 ) -> ExpertsRead {
     if buffers.shows {
-        show(pool, kernels, config, chosen, x, tiles, buffers);
+        show(compute.again(), chosen, x, buffers);
     }
-    let groups = chosen.groups;
+    let (kernels, config, groups) = (compute.kernels, compute.config, chosen.groups);
     let ExpertBuffers { inputs, columns, products, activations, tasks, firing, asks, .. } = buffers;
     if *asks {
         groups.iter().flat_map(|group| chosen.expert(group).parts()).for_each(|part| will_need(part.all()));
@@ -105,37 +102,37 @@ pub fn experts(
     let is_chunk = x.len() > MAX_COLUMNS * config.hidden;
     let lists = |group: &Group| chosen.by_neuron() && group.tokens <= MAX_COLUMNS;
     let rows_alone = |number: usize| Some(lists(&groups[number]) && !is_chunk);
-    take(pool, kernels, chosen, x, &mut inputs[..distinct], tiles, rows_alone);
+    take(compute.again(), chosen, x, &mut inputs[..distinct], rows_alone);
     let input = |group: usize| &inputs[group.min(distinct - 1)];
     if let Some(scorer) = &chosen.scorer {
         assert!(chosen.by_neuron() && !is_chunk);
-        let neurons = firing.list_scored(pool, (kernels, config), chosen, &input, products);
+        let neurons = firing.list_scored(compute.again(), chosen, &input, products);
         let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
-        let bytes = known.add(pool, &input, tiles, firing, hidden);
+        let bytes = known.add(compute, &input, firing, hidden);
         if buffers.shows {
             mark(&mut buffers.computed, chosen, scorer, &buffers.products, config.ffn);
         }
         return ExpertsRead { bytes, neurons, of: all_pairs(groups, config.ffn) };
     }
     let all = |number: usize, part: usize| part == 0 || !lists(&groups[number]);
-    gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products, all);
+    gate_and_up(compute.again(), chosen, input, tasks, products, all);
     if chosen.by_neuron() {
-        firing.list(pool, kernels, config, chosen, products, is_chunk);
+        firing.list(compute.again(), chosen, products, is_chunk);
         if is_chunk {
             let ups = |number: usize, part: usize| part == 1 && lists(&groups[number]) && firing.is_scaled(number);
-            gate_and_up(pool, kernels, chosen, input, tasks, config.ffn, products, ups);
+            gate_and_up(compute.again(), chosen, input, tasks, products, ups);
             // The others' rows are taken one by one, for which few columns are there already.
             let rows_alone = |number: usize| {
                 let (group, up) = (&groups[number], &chosen.expert(&groups[number]).input.parts()[1]);
                 let has_rows = kernels.form(up.quant, group.tokens) == ManyForm::Rows;
                 (lists(group) && !firing.is_scaled(number) && !has_rows).then_some(true)
             };
-            take(pool, kernels, chosen, x, &mut inputs[..distinct], tiles, rows_alone);
+            take(compute.again(), chosen, x, &mut inputs[..distinct], rows_alone);
         }
         let input = |group: usize| &inputs[group.min(distinct - 1)];
         let neurons = if is_chunk { 0 } else { firing.pairs(groups.len(), config.ffn) };
         let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
-        let bytes = known.add(pool, &input, tiles, firing, hidden);
+        let bytes = known.add(compute, &input, firing, hidden);
         if is_chunk {
             return ExpertsRead { bytes, ..ExpertsRead::default() };
         }
@@ -144,8 +141,8 @@ pub fn experts(
         }
         return ExpertsRead { bytes, neurons, of: all_pairs(groups, config.ffn) };
     }
-    activate(pool, kernels, config, chosen, products, activations, columns);
-    down(pool, kernels, config, chosen, columns, tiles, hidden);
+    activate(compute.again(), chosen, products, activations, columns);
+    down(compute, chosen, columns, hidden);
     let bytes = groups.iter().map(|group| chosen.expert(group).bytes()).sum();
     ExpertsRead { bytes, ..ExpertsRead::default() }
 }
@@ -153,23 +150,22 @@ pub fn experts(
 /// Finds which neurons of the chosen experts, packed by neuron, few tokens want: those that the network lets through, or all. Those that a
 /// device has are left to it, and [`experts_left`] computes the others. Returns the pairs of neuron and token that are wanted.
 pub fn experts_wanted(
-    (pool, kernels, config): (&mut ThreadPool, &Kernels, &ModelConfig),
+    mut compute: Compute<'_>,
     chosen: &Chosen<'_>,
     x: &[f32],
-    tiles: &mut [Tile],
     buffers: &mut ExpertBuffers,
     on_device: OnDevice<'_>,
 ) -> u64 {
     if buffers.shows {
-        show(pool, kernels, config, chosen, x, tiles, buffers);
+        show(compute.again(), chosen, x, buffers);
     }
-    let groups = chosen.groups.len();
+    let (config, groups) = (compute.config, chosen.groups.len());
     let ExpertBuffers { inputs, products, activations, firing, .. } = buffers;
     inputs.resize_with(inputs.len().max(groups), Columns::default);
     products.resize(chosen.tokens.len() * 2 * config.ffn, 0.0);
     activations.resize(chosen.tokens.len() * config.ffn, 0.0);
-    take(pool, kernels, chosen, x, &mut inputs[..groups], tiles, |_| Some(true));
-    let wanted = firing.list_wanted(pool, (kernels, config), chosen, on_device, products);
+    take(compute.again(), chosen, x, &mut inputs[..groups], |_| Some(true));
+    let wanted = firing.list_wanted(compute, chosen, on_device, products);
     match &chosen.scorer {
         Some(scorer) if buffers.shows => mark(&mut buffers.computed, chosen, scorer, &buffers.products, config.ffn),
         None if buffers.shows => mark_fired(&mut buffers.computed, config, chosen, &buffers.true_products),
@@ -180,16 +176,16 @@ pub fn experts_wanted(
 
 /// hidden += what those neurons add that [`experts_wanted`] has left here. Returns the bytes that were read.
 pub fn experts_left(
-    (pool, kernels, config): (&mut ThreadPool, &Kernels, &ModelConfig),
+    mut compute: Compute<'_>,
     chosen: &Chosen<'_>,
-    tiles: &mut [Tile],
     buffers: &mut ExpertBuffers,
     hidden: &mut [f32],
 ) -> u64 {
     let ExpertBuffers { inputs, products, activations, firing, .. } = buffers;
     let input = |group: usize| &inputs[group];
-    firing.list_firing(pool, (kernels, config), chosen, &input, products);
-    Firing { kernels, config, chosen, is_chunk: false, products, activations }.add(pool, &input, tiles, firing, hidden)
+    let (kernels, config) = (compute.kernels, compute.config);
+    firing.list_firing(compute.again(), chosen, &input, products);
+    Firing { kernels, config, chosen, is_chunk: false, products, activations }.add(compute, &input, firing, hidden)
 }
 
 impl ExpertBuffers {
@@ -240,24 +236,16 @@ impl ExpertBuffers {
 }
 
 /// Computes what all neurons of the chosen experts do, for an observer; all of them count as computed.
-fn show(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
-    chosen: &Chosen<'_>,
-    x: &[f32],
-    tiles: &mut [Tile],
-    buffers: &mut ExpertBuffers,
-) {
-    let (ffn, pairs) = (config.ffn, chosen.tokens.len());
+fn show(mut compute: Compute<'_>, chosen: &Chosen<'_>, x: &[f32], buffers: &mut ExpertBuffers) {
+    let (ffn, pairs) = (compute.config.ffn, chosen.tokens.len());
     let ExpertBuffers { inputs, tasks, true_products, computed, .. } = buffers;
     inputs.resize_with(inputs.len().max(chosen.groups.len()), Columns::default);
     true_products.resize(pairs * 2 * ffn, 0.0);
     computed.resize(pairs * ffn, false);
     chosen.groups.iter().for_each(|group| computed[group.first * ffn..tokens_of(group).end * ffn].fill(true));
-    take(pool, kernels, chosen, x, &mut inputs[..chosen.groups.len()], tiles, |_| Some(false));
+    take(compute.again(), chosen, x, &mut inputs[..chosen.groups.len()], |_| Some(false));
     let input = |group: usize| &inputs[group];
-    gate_and_up(pool, kernels, chosen, input, tasks, ffn, true_products, |_, _| true);
+    gate_and_up(compute, chosen, input, tasks, true_products, |_, _| true);
 }
 
 /// All pairs of neuron and token of these groups.
@@ -292,12 +280,10 @@ fn mark(computed: &mut [bool], chosen: &Chosen<'_>, scorer: &Scorer<'_>, product
 /// Takes the tokens of each group as the kernels read them: by `rows_alone` for single rows (`true`) or in the form that is fastest for whole
 /// matrices; `None` leaves a group's as they are.
 fn take(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
+    Compute { pool, kernels, tiles, .. }: Compute<'_>,
     chosen: &Chosen<'_>,
     x: &[f32],
     inputs: &mut [Columns],
-    tiles: &mut [Tile],
     rows_alone: impl Fn(usize) -> Option<bool> + Sync,
 ) {
     let hidden = chosen.weights.experts[0].input.parts()[0].cols;
@@ -327,17 +313,15 @@ fn take(
 }
 
 /// Products of each group's tokens with those parts of its expert (0: gate, 1: up) that are `wanted`, `[tokens of all groups, 2 ffn]`.
-#[allow(clippy::too_many_arguments)]
 fn gate_and_up<'a>(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
+    Compute { pool, kernels, config, .. }: Compute<'_>,
     chosen: &Chosen<'_>,
     input: impl Fn(usize) -> &'a Columns + Sync,
     tasks: &mut Vec<Task>,
-    ffn: usize,
     products: &mut [f32],
     wanted: impl Fn(usize, usize) -> bool,
 ) {
+    let ffn = config.ffn;
     let matrices = |group: &Group| chosen.expert(group).input.parts();
     tasks.clear();
     for (group, of) in chosen.groups.iter().enumerate() {
@@ -370,9 +354,7 @@ fn gate_and_up<'a>(
 
 /// Activations of each group from its products, to which biases are added first where there are any; and the same as `down` reads them.
 fn activate(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    Compute { pool, kernels, config, .. }: Compute<'_>,
     chosen: &Chosen<'_>,
     products: &mut [f32],
     activations: &mut [f32],
@@ -396,7 +378,7 @@ fn activate(
         }
         for (out, products) in out.chunks_exact_mut(ffn).zip(products.chunks_exact(2 * ffn)) {
             let (gates, ups) = products.split_at(ffn);
-            super::activate_gated(config.ffn_kind, config.activation, gates, ups, out);
+            activate_gated(config.ffn_kind, config.activation, gates, ups, out);
         }
         columns.set_here(kernels, out, group.tokens, [chosen.expert(group).down.quant]);
     });
@@ -404,12 +386,9 @@ fn activate(
 
 /// hidden += each token's experts' outputs, each times its weight.
 fn down(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    Compute { pool, kernels, config, tiles }: Compute<'_>,
     chosen: &Chosen<'_>,
     columns: &[Columns],
-    tiles: &mut [Tile],
     hidden: &mut [f32],
 ) {
     let groups = chosen.groups;

@@ -1,6 +1,6 @@
 //! Which neurons fire, by their gates.
 
-use super::Selection;
+use super::work::Selection;
 use crate::exp::silu;
 use crate::ids::StoreId;
 use crate::model::config::{Activation, ModelConfig};

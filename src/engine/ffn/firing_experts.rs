@@ -5,10 +5,14 @@
 //! how many there are. In a prompt's chunk most neurons fire for one of an expert's tokens: such an expert is computed whole, as
 //! [`super::scaled_experts`] does, or with more tokens than row kernels take as a chunk's FFN is.
 
+use super::ahead;
 use super::chosen::{Chosen, tokens_of};
+use super::compute::Compute;
+use super::many;
+use super::neurons::Downs;
 use super::predicted_experts::{Lists, OnDevice, ScoreBuffers};
 use super::scaled_experts::ScaledBuffers;
-use super::{Downs, Tile, ahead, many};
+use super::work::activate_gated;
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows, ThreadPool};
@@ -74,9 +78,7 @@ impl FiringBuffers {
     /// whole instead.
     pub(super) fn list(
         &mut self,
-        pool: &mut ThreadPool,
-        kernels: &Kernels,
-        config: &ModelConfig,
+        Compute { pool, kernels, config, .. }: Compute<'_>,
         chosen: &Chosen<'_>,
         products: &[f32],
         is_chunk: bool,
@@ -114,52 +116,49 @@ impl FiringBuffers {
     /// neuron and token they were.
     pub(super) fn list_scored<'i>(
         &mut self,
-        pool: &mut ThreadPool,
-        kernels: (&Kernels, &ModelConfig),
+        compute: Compute<'_>,
         chosen: &Chosen<'_>,
         input: &(dyn Fn(usize) -> &'i Columns + Sync),
         products: &mut [f32],
     ) -> u64 {
-        self.clear(chosen.groups.len(), kernels.1.ffn);
-        let (scores, lists) = self.lists(kernels, chosen, products);
-        scores.list(pool, kernels, chosen, input, lists)
+        self.clear(chosen.groups.len(), compute.config.ffn);
+        let (scores, lists) = self.lists(&compute, chosen, products);
+        scores.list(compute, chosen, input, lists)
     }
 
     /// Lists the neurons of few tokens that may fire and lie on no device ([`ScoreBuffers::list_wanted`]).
     pub(super) fn list_wanted(
         &mut self,
-        pool: &mut ThreadPool,
-        kernels: (&Kernels, &ModelConfig),
+        compute: Compute<'_>,
         chosen: &Chosen<'_>,
         on_device: OnDevice<'_>,
         products: &mut [f32],
     ) -> u64 {
-        self.clear(chosen.groups.len(), kernels.1.ffn);
-        let (scores, lists) = self.lists(kernels, chosen, products);
-        scores.list_wanted(pool, kernels, chosen, on_device, lists)
+        self.clear(chosen.groups.len(), compute.config.ffn);
+        let (scores, lists) = self.lists(&compute, chosen, products);
+        scores.list_wanted(compute, chosen, on_device, lists)
     }
 
     /// Leaves of those the ones that fire.
     pub(super) fn list_firing<'i>(
         &mut self,
-        pool: &mut ThreadPool,
-        kernels: (&Kernels, &ModelConfig),
+        compute: Compute<'_>,
         chosen: &Chosen<'_>,
         input: &(dyn Fn(usize) -> &'i Columns + Sync),
         products: &mut [f32],
     ) {
-        let (scores, lists) = self.lists(kernels, chosen, products);
-        scores.list_firing(pool, kernels, chosen, input, lists);
+        let (scores, lists) = self.lists(&compute, chosen, products);
+        scores.list_firing(compute, chosen, input, lists);
     }
 
     fn lists<'a>(
         &'a mut self,
-        kernels: (&Kernels, &ModelConfig),
+        compute: &Compute<'_>,
         chosen: &Chosen<'_>,
         products: &'a mut [f32],
     ) -> (&'a mut ScoreBuffers, Lists<'a>) {
         let FiringBuffers { neurons, masks, counts, gates, scores, scaled, .. } = self;
-        scaled.choose(kernels.0, kernels.1, chosen, &mut []);
+        scaled.choose(compute.kernels, compute.config, chosen, &mut []);
         (scores, Lists { neurons, masks, counts, gates, products })
     }
 
@@ -218,23 +217,22 @@ impl Firing<'_, '_> {
     /// hidden += what the experts add, each times its weight for the token. Returns the bytes that were read.
     pub fn add<'i>(
         &mut self,
-        pool: &mut ThreadPool,
+        mut compute: Compute<'_>,
         input: &(dyn Fn(usize) -> &'i Columns + Sync),
-        tiles: &mut [Tile],
         buffers: &mut FiringBuffers,
         hidden: &mut [f32],
     ) -> u64 {
         self.cut(buffers);
-        self.compute(pool, input, buffers);
+        self.compute(compute.pool, input, buffers);
         if !buffers.scaled.is_empty() {
-            buffers.scaled.compute(pool, self.config, self.chosen, self.products);
+            buffers.scaled.compute(compute.pool, self.config, self.chosen, self.products);
         }
         // In the order of the groups: where experts come from disk, some of them at a time, the sums are the same.
         let (mut unit, mut bytes, mut added) = (0, 0, 0);
         for (number, group) in self.chosen.groups.iter().enumerate() {
             let expert = self.chosen.expert(group);
             if number >= added {
-                added = buffers.scaled.add(pool, self.chosen, hidden, self.config.hidden, number);
+                added = buffers.scaled.add(compute.pool, self.chosen, hidden, self.config.hidden, number);
             }
             if number < added {
                 bytes += expert.bytes();
@@ -242,7 +240,7 @@ impl Firing<'_, '_> {
             }
             if group.tokens > MAX_COLUMNS {
                 bytes += expert.bytes();
-                self.add_dense(pool, number, tiles, buffers, hidden);
+                self.add_dense(compute.again(), number, buffers, hidden);
                 continue;
             }
             let row = |matrix: &Matrix| matrix.row_bytes as u64;
@@ -347,31 +345,24 @@ impl Firing<'_, '_> {
     }
 
     /// hidden += a group's expert, all of whose neurons are computed.
-    fn add_dense(
-        &mut self,
-        pool: &mut ThreadPool,
-        number: usize,
-        tiles: &mut [Tile],
-        buffers: &mut FiringBuffers,
-        hidden: &mut [f32],
-    ) {
+    fn add_dense(&mut self, compute: Compute<'_>, number: usize, buffers: &mut FiringBuffers, hidden: &mut [f32]) {
         let (group, c) = (&self.chosen.groups[number], self.config);
         let (expert, tokens, ffn) = (self.chosen.expert(group), tokens_of(group), c.ffn);
         let activations = &mut self.activations[tokens.start * ffn..tokens.end * ffn];
         let products = &self.products[tokens.start * 2 * ffn..tokens.end * 2 * ffn];
         let out = Parts::new(activations);
-        pool.run(group.tokens, |_, token| {
+        compute.pool.run(group.tokens, |_, token| {
             // SAFETY: each task has its own token.
             let out = unsafe { out.part(token * ffn..(token + 1) * ffn) };
             let (gates, ups) = products[token * 2 * ffn..(token + 1) * 2 * ffn].split_at(ffn);
-            super::activate_gated(c.ffn_kind, c.activation, gates, ups, out);
+            activate_gated(c.ffn_kind, c.activation, gates, ups, out);
         });
         self.chosen.arrival.wait(number, 2);
         buffers.product.clear();
         buffers.product.resize(group.tokens * c.hidden, 0.0);
         let row = |neuron: usize| expert.down.row(neuron);
         let FiringBuffers { columns, product, .. } = buffers;
-        many::across(pool, self.kernels, expert.down.quant, row, (activations, group.tokens), tiles, columns, product);
+        many::across(compute, expert.down.quant, row, (activations, group.tokens), columns, product);
         for (routed, product) in self.chosen.tokens_of(group).iter().zip(product.chunks_exact(c.hidden)) {
             let out = &mut hidden[routed.token * c.hidden..(routed.token + 1) * c.hidden];
             out.iter_mut().zip(product).for_each(|(out, product)| *out += routed.weight * product);

@@ -1,13 +1,15 @@
 //! The dense FFN over many columns, of a prompt's chunk: products of gate and up, then down as a matrix product.
 
-use super::{Counts, FfnBuffers, Neurons, add_down_bias, rows_of, whole};
-use crate::cpu::floats::Room;
+use super::buffers::FfnBuffers;
+use super::compute::Compute;
+use super::whole;
+use super::work::{Counts, Neurons, add_down_bias, rows_of};
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, ManyForm, ThreadPool};
+use crate::cpu::{Columns, Kernels, ManyForm};
 use crate::engine::inputs::Input;
 use crate::formats::rows::{PACK, Quant};
 use crate::model::block::BlockPart;
-use crate::model::config::{Ffn, ModelConfig};
+use crate::model::config::Ffn;
 use crate::model::ffn_weights::FfnWeights;
 use crate::model::weights::Layer;
 use crate::ops::gates::TILE_NEURONS;
@@ -17,37 +19,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Columns of `down` that a thread multiplies at a time, over tiles of neurons.
 const TILE_HIDDEN: usize = 512;
 
-/// A thread's memory for unpacked weights.
-#[derive(Default)]
-pub struct Tile {
-    /// Numbers.
-    pub numbers: Vec<f32>,
-    /// What is multiplied across rows.
-    room: Room,
-}
-
 /// Gate pre-activations (as `gates`) and activations of all neurons, `[n, ffn]` each: for an observer.
-pub fn activations(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
-    layer: &Layer,
-    x: &Columns,
-    gates: &mut [f32],
-    activations: &mut [f32],
-) {
+pub fn activations(compute: Compute<'_>, layer: &Layer, x: &Columns, gates: &mut [f32], activations: &mut [f32]) {
     if let FfnWeights::Matrices(weights) = &layer.ffn {
-        return whole::activations(pool, kernels, config, layer, weights, x, gates, activations);
+        return whole::activations(compute, layer, weights, x, gates, activations);
     }
-    products(pool, kernels, config, layer, x, Neurons::All(config.ffn), gates, activations);
+    let neurons = Neurons::All(compute.config.ffn);
+    products(compute, layer, x, neurons, gates, activations);
 }
 
 /// The same for `neurons` only, `[n, neurons]` each. Followed by [`down`] this is the dense FFN over many columns.
-#[allow(clippy::too_many_arguments)]
 pub fn products(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    Compute { pool, kernels, config, .. }: Compute<'_>,
     layer: &Layer,
     x: &Columns,
     neurons: Neurons<'_>,
@@ -58,13 +41,14 @@ pub fn products(
     assert_eq!((gates.len(), activations.len()), (n * len, n * len));
     let (gates, activations) = (Parts::new(gates), Parts::new(activations));
     let gated = config.ffn_kind != Ffn::Plain;
+    let rows = RowsOf { kernels, layer, neurons, x };
     pool.run(len.div_ceil(TILE_NEURONS), |_, task| {
         let range = task * TILE_NEURONS..len.min((task + 1) * TILE_NEURONS);
         // SAFETY: each task writes its own neurons of what is [n, neurons].
         unsafe {
-            rows_by_columns(kernels, layer, gate_or_up, neurons, range.clone(), x, gates.start(), len);
+            rows.by_columns(gate_or_up, range.clone(), gates.start());
             if gated {
-                rows_by_columns(kernels, layer, up, neurons, range.clone(), x, activations.start(), len);
+                rows.by_columns(up, range.clone(), activations.start());
             }
         }
         for b in 0..n {
@@ -83,57 +67,57 @@ pub fn products(
     });
 }
 
-/// Products of one part's rows of neurons `range` of a list with all columns, `[n, stride]`. Neurons that lie apart have one tile as well as
-/// neighbours.
-///
-/// # Safety
-/// `out` is writable at each of them.
-#[allow(clippy::too_many_arguments)]
-unsafe fn rows_by_columns(
-    kernels: &Kernels,
-    layer: &Layer,
-    part: BlockPart,
-    neurons: Neurons<'_>,
-    range: Range<usize>,
-    x: &Columns,
-    out: *mut f32,
-    stride: usize,
-) {
-    if x.form(kernels, part.quant) != ManyForm::Rows {
-        let mut rows = [std::ptr::null(); TILE_NEURONS];
-        let rows = &mut rows[..range.len()];
-        for (i, row) in range.clone().zip(rows.iter_mut()) {
-            *row = layer.neurons().part(part, neurons.store_index(i)).as_ptr();
+/// Rows of the neurons of a list, and what they are multiplied by.
+struct RowsOf<'a> {
+    kernels: &'a Kernels,
+    layer: &'a Layer,
+    neurons: Neurons<'a>,
+    x: &'a Columns,
+}
+
+impl RowsOf<'_> {
+    /// Products of one part's rows of neurons `range` of the list with all columns, `[n, neurons]`. Neurons that lie apart have one tile as
+    /// well as neighbours.
+    ///
+    /// # Safety
+    /// `out` is writable at each of them.
+    unsafe fn by_columns(&self, part: BlockPart, range: Range<usize>, out: *mut f32) {
+        let RowsOf { kernels, layer, neurons, x } = *self;
+        let stride = neurons.len();
+        if x.form(kernels, part.quant) != ManyForm::Rows {
+            let mut rows = [std::ptr::null(); TILE_NEURONS];
+            let rows = &mut rows[..range.len()];
+            for (i, row) in range.clone().zip(rows.iter_mut()) {
+                *row = layer.neurons().part(part, neurons.store_index(i)).as_ptr();
+            }
+            // SAFETY: whole rows; the kernels are for this machine; the caller's promise.
+            return unsafe { kernels.many(part.quant, rows, x, out.add(range.start), stride) };
         }
-        // SAFETY: whole rows; the kernels are for this machine; the caller's promise.
-        return unsafe { kernels.many(part.quant, rows, x, out.add(range.start), stride) };
+        neurons.runs(range, |run, first| {
+            // SAFETY: as above.
+            unsafe {
+                let rows = layer.neurons().part_rows(part, first);
+                kernels.dot(part.quant)(rows, run.len(), x, out.add(run.start), stride);
+            }
+        });
     }
-    neurons.runs(range, |run, first| {
-        // SAFETY: as above.
-        unsafe {
-            let rows = layer.neurons().part_rows(part, first);
-            kernels.dot(part.quant)(rows, run.len(), x, out.add(run.start), stride);
-        }
-    });
 }
 
 /// hidden += what the active neurons add, for more than [`MAX_COLUMNS`](crate::cpu::MAX_COLUMNS) columns: those whose |act(gate)| is above
 /// `least`. `activations` of all neurons, `[n, ffn]`, become zero where they are not.
-#[allow(clippy::too_many_arguments)]
 pub fn active(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    compute: Compute<'_>,
     layer: &Layer,
-    (gates, least): (&[f32], f32),
+    gates: &[f32],
+    least: f32,
     activations: &mut [f32],
-    tiles: &mut [Tile],
     buffers: &mut FfnBuffers,
     hidden: &mut [f32],
 ) -> Counts {
+    let config = compute.config;
     let (n, fires) = (activations.len() / config.ffn, AtomicU64::new(0));
     let out = Parts::new(activations);
-    pool.run(n, |_, b| {
+    compute.pool.run(n, |_, b| {
         let range = b * config.ffn..(b + 1) * config.ffn;
         // SAFETY: each task has its own column.
         let column = unsafe { out.part(range.clone()) };
@@ -144,44 +128,37 @@ pub fn active(
     });
     let FfnBuffers { columns, inputs, .. } = buffers;
     columns.scale = inputs.take(Input::Down, activations);
-    down(pool, kernels, config, layer, Neurons::All(config.ffn), activations, n, tiles, columns, hidden);
+    down(compute, layer, Neurons::All(config.ffn), activations, n, columns, hidden);
     Counts { gates: 0, active: fires.into_inner(), ..rows_of(config, config.ffn) }
 }
 
 /// hidden += down of `activations` (`[n, neurons]`) and its bias. The sum runs over neurons, whose rows become f32 for it, or other codes; `columns` is
 /// workspace.
-#[allow(clippy::too_many_arguments)]
 pub fn down(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    compute: Compute<'_>,
     layer: &Layer,
     neurons: Neurons<'_>,
     activations: &[f32],
     n: usize,
-    tiles: &mut [Tile],
     columns: &mut Columns,
     hidden: &mut [f32],
 ) {
     let (len, part) = (neurons.len(), layer.block().down());
-    assert_eq!((activations.len(), hidden.len()), (n * len, n * config.hidden));
+    assert_eq!((activations.len(), hidden.len()), (n * len, n * compute.config.hidden));
     if len > 0 {
         let row = |k: usize| layer.neurons().part(part, neurons.store_index(k));
-        across(pool, kernels, part.quant, row, (activations, n), tiles, columns, hidden);
+        across(compute, part.quant, row, (activations, n), columns, hidden);
     }
     add_down_bias(layer, hidden);
 }
 
 /// `out[b] += sum over k of number k of activations b times row k`, for the n columns of `activations`, which has a number for each row;
 /// the rows are of type `quant` and as long as a column of `out`.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn across<'a>(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
+    Compute { pool, kernels, tiles, .. }: Compute<'_>,
     quant: Quant,
     row: impl Fn(usize) -> &'a [u8] + Sync,
     (activations, n): (&[f32], usize),
-    tiles: &mut [Tile],
     columns: &mut Columns,
     out: &mut [f32],
 ) {

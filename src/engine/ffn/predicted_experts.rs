@@ -6,9 +6,10 @@
 
 use super::ahead;
 use super::chosen::Chosen;
+use super::compute::Compute;
 use crate::cache::SlotTable;
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows, ThreadPool};
+use crate::cpu::{Columns, Kernels, MAX_COLUMNS, Rows};
 use crate::engine::routing::Group;
 use crate::ids::StoreId;
 use crate::model::config::ModelConfig;
@@ -61,8 +62,7 @@ impl ScoreBuffers {
     /// gate was computed.
     pub fn list<'i>(
         &mut self,
-        pool: &mut ThreadPool,
-        (kernels, config): (&Kernels, &ModelConfig),
+        Compute { pool, kernels, config, .. }: Compute<'_>,
         chosen: &Chosen<'_>,
         input: &(dyn Fn(usize) -> &'i Columns + Sync),
         mut lists: Lists<'_>,
@@ -80,8 +80,7 @@ impl ScoreBuffers {
     /// token may.
     pub fn list_wanted(
         &mut self,
-        pool: &mut ThreadPool,
-        (kernels, config): (&Kernels, &ModelConfig),
+        Compute { pool, kernels, config, .. }: Compute<'_>,
         chosen: &Chosen<'_>,
         on_device: OnDevice<'_>,
         mut lists: Lists<'_>,
@@ -100,8 +99,7 @@ impl ScoreBuffers {
     /// Computes the gates of what [`ScoreBuffers::list_wanted`] has listed, and leaves what fires.
     pub fn list_firing<'i>(
         &mut self,
-        pool: &mut ThreadPool,
-        (kernels, config): (&Kernels, &ModelConfig),
+        Compute { pool, kernels, config, .. }: Compute<'_>,
         chosen: &Chosen<'_>,
         input: &(dyn Fn(usize) -> &'i Columns + Sync),
         mut lists: Lists<'_>,

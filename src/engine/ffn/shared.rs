@@ -1,9 +1,10 @@
 //! The shared expert of a mixture: an FFN of whole matrices that every token passes through, beside the experts that the router chooses.
 
-use super::whole::{self, WholeBuffers};
-use crate::cpu::{Columns, Kernels, ThreadPool};
+use super::buffers::WholeBuffers;
+use super::compute::Compute;
+use super::whole;
+use crate::cpu::Columns;
 use crate::model::SharedExpert;
-use crate::model::config::ModelConfig;
 use crate::ops::math;
 
 /// What a shared expert works with.
@@ -17,15 +18,15 @@ pub struct SharedBuffers {
 /// hidden += the shared expert's output for each token, times its weight. `x` is the normalised input, `[n, hidden]`, and `hidden` the
 /// residual, `[n, hidden]`.
 pub fn shared_expert(
-    (pool, kernels, config): (&mut ThreadPool, &Kernels, &ModelConfig),
+    compute: Compute<'_>,
     shared: &SharedExpert,
     x: &[f32],
     buffers: &mut SharedBuffers,
     hidden: &mut [f32],
 ) {
-    let SharedBuffers { input, whole } = buffers;
-    input.set_many(pool, kernels, x, x.len() / config.hidden, shared.ffn.input_quants());
-    whole::outputs(pool, kernels, config, &shared.ffn, &[], input, |_| None, whole);
+    let (config, SharedBuffers { input, whole }) = (compute.config, buffers);
+    input.set_many(compute.pool, compute.kernels, x, x.len() / config.hidden, shared.ffn.input_quants());
+    whole::outputs(compute, &shared.ffn, &[], input, |_| None, whole);
     let tokens = x.chunks_exact(config.hidden).zip(whole.out.chunks_exact(config.hidden));
     for ((x, out), hidden) in tokens.zip(hidden.chunks_exact_mut(config.hidden)) {
         let weight = shared_weight(shared, x);

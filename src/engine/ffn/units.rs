@@ -1,6 +1,6 @@
 //! The outputs of the units into which an FFN is cut, and their sum.
 
-use super::add_down_bias;
+use super::work::add_down_bias;
 use crate::cpu::ThreadPool;
 use crate::cpu::aligned::{Aligned, LINE};
 use crate::cpu::thread_pool::Parts;

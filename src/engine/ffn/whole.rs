@@ -1,9 +1,11 @@
 //! An FFN as whole matrices, of a model that is read in place, or the shared expert of a mixture: gate and up, activation, down.
 
-use super::{Counts, FfnBuffers, add_down_bias, rows_of};
+use super::buffers::{FfnBuffers, WholeBuffers};
+use super::compute::Compute;
+use super::work::{Counts, activate_gated, add_down_bias, rows_of};
 use crate::cpu::shadow::Scale;
 use crate::cpu::thread_pool::Parts;
-use crate::cpu::{Columns, Kernels, ThreadPool};
+use crate::cpu::{Columns, ThreadPool};
 use crate::engine::inputs::Input;
 use crate::model::FfnMatrices;
 use crate::model::config::{Ffn, ModelConfig};
@@ -14,34 +16,19 @@ use crate::ops::math;
 /// Neurons whose activations a thread computes at a time.
 const ACTIVATIONS: usize = 1024;
 
-/// What an FFN of whole matrices works with.
-#[derive(Default)]
-pub(super) struct WholeBuffers {
-    /// Products of gate and up, `[n, 2 ffn]`, or of up alone.
-    products: Vec<f32>,
-    /// `[n, ffn]`
-    activations: Vec<f32>,
-    /// The activations as the kernels read them.
-    pub(super) columns: Columns,
-    /// `[n, hidden]`
-    pub(super) out: Vec<f32>,
-}
-
 /// hidden += FFN(x), of every neuron for every column.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn ffn(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    compute: Compute<'_>,
     layer: &Layer,
     weights: &FfnMatrices,
     x: &Columns,
     buffers: &mut FfnBuffers,
     hidden: &mut [f32],
 ) -> Counts {
+    let config = compute.config;
     let FfnBuffers { whole, inputs, .. } = buffers;
     let scale = |activations: &[f32]| inputs.take(Input::Down, activations);
-    outputs(pool, kernels, config, weights, &layer.up_bias, x, scale, whole);
+    outputs(compute, weights, &layer.up_bias, x, scale, whole);
     math::add(hidden, &whole.out);
     add_down_bias(layer, hidden);
     rows_of(config, config.ffn)
@@ -49,11 +36,8 @@ pub(super) fn ffn(
 
 /// The outputs of matrices of any width, without a bias of down: `buffers.out` becomes `[n, hidden]`. `scale` looks at what down reads, and
 /// gives its fixed step if there is one.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn outputs(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    Compute { pool, kernels, config, .. }: Compute<'_>,
     weights: &FfnMatrices,
     up_bias: &[f32],
     x: &Columns,
@@ -72,11 +56,8 @@ pub(super) fn outputs(
 }
 
 /// Gate pre-activations, biases of up where there is no gate included, and activations of all neurons, `[n, ffn]` each.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn activations(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    Compute { pool, kernels, config, .. }: Compute<'_>,
     layer: &Layer,
     weights: &FfnMatrices,
     x: &Columns,
@@ -110,7 +91,7 @@ fn activate(
         let (out, mut gates) = unsafe { (out.part(of.clone()), gates.as_ref().map(|gates| gates.part(of))) };
         if gated && gates.is_none() && up_bias.is_empty() {
             let [of_gates, of_ups] = [0, ffn].map(|from| &products[b * rows + from..][range.clone()]);
-            return super::activate_gated(config.ffn_kind, config.activation, of_gates, of_ups, out);
+            return activate_gated(config.ffn_kind, config.activation, of_gates, of_ups, out);
         }
         for (i, neuron) in range.enumerate() {
             let (gate, up) = (products[b * rows + neuron], products[b * rows + rows - ffn + neuron]);

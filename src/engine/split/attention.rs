@@ -1,13 +1,13 @@
 //! Attention of a pass on host and device, between the projections and the FFN: over keys and values on the device, or in host memory where
 //! there is no room for them.
 
-use super::Split;
 use super::parts::Rows;
+use super::state::Split;
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Append, Attend, Call, Heads, HostWork, Stage, Stream, Then, View};
 use crate::engine::attention;
-use crate::engine::batch::Buffers;
+use crate::engine::batch::{Buffers, TokenPosition};
 use crate::engine::forward::Pass;
 use crate::model::config::{ModelConfig, Norm};
 
@@ -135,5 +135,25 @@ impl Split {
         let numbers = c.attention(l).qkv_dim();
         let start = turn * all * most + first * numbers;
         start..start + n * numbers
+    }
+
+    /// The host's caches get the keys and values of a pass of few tokens, of all layers.
+    pub(super) fn read_back_all(&mut self, pass: &mut Pass<'_, '_>) {
+        if self.attends {
+            (0..pass.model.layers.len()).for_each(|l| self.read_back_kv(pass, l));
+        }
+    }
+
+    /// The host's caches get the keys and values of a layer, which have come.
+    pub(super) fn read_back_kv(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
+        let (c, positions) = (&pass.model.config, &pass.buffers.positions[self.rows.range()]);
+        let range = self.qkv_range(c, l);
+        let made: &[f32] = bytemuck::cast_slice(&self.host.qkv_read_back[range]);
+        let a = c.attention(l);
+        for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(made.chunks_exact(a.qkv_dim())) {
+            let (k, v) = qkv[a.q_dim()..].split_at(a.kv_dim());
+            pass.caches[sequence].put(l, 0, position, k);
+            pass.caches[sequence].put(l, 1, position, v);
+        }
     }
 }

@@ -2,12 +2,13 @@
 //! copied there for the chunk, or computed by the CPU at the same time ([`super::streaming`]). The host is a layer behind: it takes over a
 //! layer's keys and values when the next layer is on the device's stream.
 
-use super::Split;
+use super::scratch::Streaming;
+use super::state::Split;
 use super::streaming::{ChunkCosts, runs};
 use super::workspace::SLOTS_AT_ONCE;
 use crate::clock;
-use crate::device::{Buffer, Call, DenseFfn, Event, HostWork, NONE, OutOfMemory, Stage, Stream, View};
-use crate::engine::ffn::{self, Counts, Neurons, Work};
+use crate::device::{Call, DenseFfn, HostWork, NONE, OutOfMemory, Stage, Stream, View};
+use crate::engine::ffn::{self, Compute, Counts, Neurons, Work};
 use crate::engine::forward::Pass;
 use crate::engine::sparsity::Wanted;
 use crate::ids::StoreId;
@@ -15,30 +16,6 @@ use crate::model::config::ModelConfig;
 use crate::model::weights::Layer;
 use crate::model::{FfnWeights, Model};
 use std::ops::Range;
-
-/// Device memory for blocks that are copied for a chunk, two buffers in one: one half is filled while the other is computed.
-pub struct Streaming {
-    scratch: Buffer,
-    /// Blocks of a half, a multiple of four, so that each half's names begin at a multiple of 16 bytes.
-    half: usize,
-    /// By half: its blocks have arrived.
-    arrived: [Event; 2],
-    /// By half: its blocks are not needed any more.
-    done: [Event; 2],
-    /// Halves filled so far.
-    turn: usize,
-}
-
-/// Neurons times tokens of prompts' chunks, or of a mixture the experts of each token, by where they were computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct ChunkCounts {
-    /// On the device, from slots.
-    pub resident: u64,
-    /// On the device, from blocks that were copied for the chunk.
-    pub streamed: u64,
-    /// On the CPU.
-    pub on_cpu: u64,
-}
 
 /// The blocks in the device's memory that a launch computes.
 struct Blocks {
@@ -293,7 +270,8 @@ impl Split {
         partial.fill(0.0);
         let (mut lap, neurons) = (clock::now(), self.parts.divided[l % 2].on_cpu());
         let work = Work::Some(neurons);
-        let read = ffn::ffn(pool, kernels, c, layer, &b.columns, work, 0.0, &mut b.tiles, &mut b.ffn, partial);
+        let compute = Compute { pool, kernels, config: c, tiles: &mut b.tiles };
+        let read = ffn::ffn(compute, layer, &b.columns, work, 0.0, &mut b.ffn, partial);
         let operations = (2 * c.ffn_kind.rows() * c.hidden * neurons.len() * rows.n) as u64;
         self.device.worked(HostWork {
             stage: Stage::Ffn,

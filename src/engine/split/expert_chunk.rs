@@ -2,80 +2,23 @@
 //! the CPU computes the others at the same time ([`super::streaming`] divides). Copied experts lie in scratch memory in two halves, one of
 //! which is filled while the other is computed, and are gone after the layer: nothing leaves a slot for them.
 
-use super::experts::{by_columns, choose, mixture};
+use super::experts::{by_columns, choose};
 use super::scheduling::Beside;
+use super::scratch::{ExpertStreaming, Scratch};
+use super::state::{Split, frames};
 use super::streaming::{ExpertCosts, Missing};
-use super::workspace::pinned;
-use super::{Split, frames};
 use crate::cache::Frames;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Buffer, Call, Device, Event, ExpertFfn, NONE, OutOfMemory, PinnedBuffer, Stream, View};
+use crate::device::{Call, ExpertFfn, NONE, OutOfMemory, Stream, View};
 use crate::engine::forward::Pass;
+use crate::engine::mixture::mixture;
 use crate::engine::routing::{Group, Routed};
 use crate::formats::will_need;
 use crate::host_cache::HostCache;
 use crate::ids::StoreId;
-use crate::model::config::ModelConfig;
 use crate::model::layer::Experts;
 use crate::model::{ExpertWeights, FfnWeights, Model};
 use std::ops::Range;
-
-/// What experts are copied with for a chunk.
-pub(super) struct ExpertStreaming {
-    /// Slot in the scratch and weight of each copied expert ([`ExpertFfn::chosen`]), as the device reads them; each time that a half is
-    /// filled has its own: `[times, n, used, 2]`.
-    chosen: PinnedBuffer,
-    /// By half: its experts have arrived, and they are not needed any more.
-    arrived: [Event; 2],
-    done: [Event; 2],
-    /// Where the experts are copied to; `None`: the CPU computes what is in no slot.
-    scratch: Option<Scratch>,
-    /// The layer's experts that are in no slot; the first ones are copied.
-    missing: Vec<Missing>,
-    copied: usize,
-    /// Whether each of the layer's experts is copied, `[experts]`.
-    is_copied: Vec<bool>,
-}
-
-/// Device memory for experts that are copied for a chunk.
-struct Scratch {
-    costs: ExpertCosts,
-    /// Experts of a half.
-    half: usize,
-    /// By half: gate, up and down of its experts.
-    blocks: [[Buffer; 3]; 2],
-}
-
-impl ExpertStreaming {
-    /// For chunks of up to `chunk` tokens.
-    ///
-    /// # Safety
-    /// The device is dropped before it.
-    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, chunk: usize) -> ExpertStreaming {
-        let mut two = || [device.event(), device.event()];
-        let (arrived, done) = (two(), two());
-        // SAFETY: the caller's promise.
-        let chosen = unsafe { pinned(device, ExpertStreaming::words(c, chunk), false) };
-        let (missing, is_copied) = (Vec::new(), Vec::new());
-        ExpertStreaming { chosen, arrived, done, scratch: None, missing, copied: 0, is_copied }
-    }
-
-    /// Words of `chosen`.
-    fn words(c: &ModelConfig, chunk: usize) -> usize {
-        // A half that has room for one expert is filled once for each.
-        c.form.experts.filter(|e| !e.by_neuron).map_or(0, |e| e.count * ExpertFfn::chosen_words(chunk, e.used))
-    }
-
-    /// Bytes of pinned memory for chunks of up to `chunk` tokens.
-    pub fn bytes_for(c: &ModelConfig, chunk: usize) -> u64 {
-        4 * ExpertStreaming::words(c, chunk) as u64
-    }
-
-    /// Bytes of pinned memory.
-    pub fn bytes(&self) -> u64 {
-        size_of_val(&self.chosen[..]) as u64
-    }
-}
 
 /// Bytes of gate, up and down of an expert; of the largest where they differ from layer to layer.
 fn part_bytes(model: &Model) -> [u64; 3] {

@@ -2,73 +2,21 @@
 //! at the same time. Nothing waits for an expert: one that is on its way is computed by the CPU. A prompt's chunk has experts copied,
 //! too (`expert_chunk.rs`).
 
-use super::Split;
-use super::pass::{Begun, GraphSection};
+use super::pass::GraphSection;
 use super::scheduling::{Beside, HostShare};
-use super::workspace::{ExchangeLayout, pinned};
+use super::state::{Begun, Split};
+use super::workspace::{ExchangeLayout, ExpertSplit};
 use crate::cache::{Location, Tier};
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Call, Device, ExpertFfn, NONE, Note, PinnedBuffer, Stage, Stream, View};
-use crate::engine::ffn::{self, Chosen, ExpertsRead, Selection};
+use crate::device::{Call, ExpertFfn, NONE, Note, Stage, Stream, View};
+use crate::engine::ffn::{self, Chosen, Compute, ExpertsRead, Selection};
 use crate::engine::forward::Pass;
-use crate::engine::host;
-use crate::engine::routing::{Routed, Routes};
+use crate::engine::mixture::{foresee_experts, mixture, route};
+use crate::engine::routing::Routed;
 use crate::engine::sparsity::Wanted;
+use crate::model::ExpertWeights;
 use crate::model::config::ModelConfig;
 use crate::model::layer::{Experts, RouterInput};
-use crate::model::{ExpertWeights, FfnWeights};
-
-/// What a mixture's layers work with.
-pub(super) struct ExpertSplit {
-    /// The chosen experts that the CPU computes, and their tokens.
-    pub on_host: Routes,
-    /// Slot and weight of each chosen expert ([`ExpertFfn::chosen`]), as the device reads them, and behind them the same of the shared one; where
-    /// they are packed by neuron, the choice of [`crate::device::SparseFfn::input`].
-    pub chosen: PinnedBuffer,
-    /// The residual when the layer began, `[n, hidden]`, for routers that read it; else nothing.
-    layer_input: PinnedBuffer,
-    /// How many tokens of a prompt have each expert, `[experts]`.
-    counts: Vec<u32>,
-}
-
-impl ExpertSplit {
-    /// For chunks of up to `chunk` tokens.
-    ///
-    /// # Safety
-    /// The device is dropped before it.
-    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, chunk: usize) -> ExpertSplit {
-        let [chosen, input] = ExpertSplit::words(c, chunk);
-        // SAFETY: the caller's promise.
-        let (chosen, layer_input) = unsafe { (pinned(device, chosen, false), pinned(device, input, true)) };
-        ExpertSplit { on_host: Routes::default(), chosen, layer_input, counts: Vec::new() }
-    }
-
-    /// Words of `chosen` and `layer_input`.
-    fn words(c: &ModelConfig, chunk: usize) -> [usize; 2] {
-        c.form.experts.map_or([0, 0], |experts| {
-            let reads = if experts.reads == RouterInput::Layer { chunk * c.hidden } else { 0 };
-            [ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(chunk, c).choice), reads]
-        })
-    }
-
-    /// Bytes of pinned memory for chunks of up to `chunk` tokens.
-    pub fn bytes_for(c: &ModelConfig, chunk: usize) -> u64 {
-        4 * ExpertSplit::words(c, chunk).into_iter().sum::<usize>() as u64
-    }
-
-    /// Bytes of pinned memory.
-    pub fn bytes(&self) -> u64 {
-        (size_of_val(&self.chosen[..]) + size_of_val(&self.layer_input[..])) as u64
-    }
-}
-
-/// The mixture that layer `l` is.
-pub(super) fn mixture<'a>(pass: &Pass<'a, '_>, l: usize) -> (Experts, &'a ExpertWeights) {
-    match (pass.model.config.form.experts, &pass.model.layers[l].ffn) {
-        (Some(experts), FfnWeights::Experts(weights)) => (experts, weights),
-        _ => unreachable!("a mixture has experts in every layer"),
-    }
-}
 
 impl Split {
     /// Puts the copy of what the layer's router reads on the stream, where that is the residual with which the layer begins.
@@ -102,7 +50,7 @@ impl Split {
         self.device.synchronize_event(self.marks[l].exchanged);
         if experts.reads == RouterInput::Layer {
             pass.buffers.x.copy_from_slice(bytemuck::cast_slice(&self.experts.layer_input[..n * c.hidden]));
-            host::route(pass, l, experts);
+            route(pass, l, experts);
         }
         if pass.is_chunk() {
             pass.probe.lap(Stage::Attention);
@@ -111,10 +59,10 @@ impl Split {
             self.receive(pass);
         }
         if experts.reads == RouterInput::FfnNorm {
-            host::route(pass, l, experts);
+            route(pass, l, experts);
         }
         if !pass.is_chunk() {
-            host::foresee_experts(pass, l);
+            foresee_experts(pass, l);
         }
         pass.probe.lap(Stage::Predictor);
         self.note(Note::Host(Stage::Predictor));
@@ -291,11 +239,12 @@ impl Split {
         self.host_share(pass, l, beside, |pool, host| {
             let HostShare { model, kernels, normed, on_host: routes, tiles, experts, partial, cached, .. } = host;
             let c = &model.config;
+            let compute = Compute { pool, kernels, config: c, tiles };
             let read = match cached {
-                Some(cached) => cached.experts(pool, kernels, c, l, (routes, None), normed, tiles, experts, partial),
+                Some(cached) => cached.experts(compute, l, (routes, None), normed, experts, partial),
                 None => {
                     let chosen = Chosen::all(weights, routes, None);
-                    ffn::experts(pool, kernels, c, &chosen, normed, tiles, experts, partial)
+                    ffn::experts(compute, &chosen, normed, experts, partial)
                 }
             };
             // Of a few tokens reading an expert takes longer than computing it.

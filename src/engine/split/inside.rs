@@ -3,15 +3,14 @@
 //! the two levels of PowerInfer-2 (section 4.1.2) over DynamicInfer's slots. A prompt's chunk has experts copied
 //! ([`super::inside_chunk`]).
 
-use super::Split;
-use super::experts::mixture;
 use super::scheduling::{Beside, HostShare};
+use super::state::Split;
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
 use crate::device::{Call, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream, View};
-use crate::engine::ffn::{self, Chosen, ExpertsRead, OnDevice, Scorer, Selection};
+use crate::engine::ffn::{self, Chosen, Compute, ExpertsRead, OnDevice, Scorer, Selection};
 use crate::engine::forward::Pass;
-use crate::engine::host;
+use crate::engine::mixture::{look_inside, mixture};
 use crate::engine::routing::Routed;
 use crate::engine::sparsity::Wanted;
 use crate::ids::StoreId;
@@ -24,7 +23,7 @@ impl Split {
         let (n, c) = (pass.n(), &pass.model.config);
         let (experts, weights) = mixture(pass, l);
         pass.probe.show_experts(pass.buffers, l, experts);
-        host::look_inside(pass, l);
+        look_inside(pass, l);
         let pairs = self.divide_inside(pass, l, weights);
         let predicted = pass.sparsity.inside(l).is_some();
         pass.probe.show_inside(pass.buffers, l, c.ffn_kind, predicted);
@@ -72,8 +71,8 @@ impl Split {
         let scorer = sparsity.inside(l).map(|(network, least)| Scorer { network, values: &values, least });
         let chosen = Chosen::all(weights, &b.routes, scorer);
         let on_device = OnDevice { table: &self.cache.layers[l].table, masks };
-        let tools = (&mut **pool, *kernels, c);
-        let pairs = ffn::experts_wanted(tools, &chosen, &b.normed, &mut b.tiles, &mut b.experts, on_device);
+        let compute = Compute { pool, kernels, config: c, tiles: &mut b.tiles };
+        let pairs = ffn::experts_wanted(compute, &chosen, &b.normed, &mut b.experts, on_device);
         b.experts.values = values;
         if self.migrator.is_some() && sparsity.inside(l).is_some() {
             b.predicted.selections.resize_with(c.layers, Selection::default);
@@ -152,7 +151,8 @@ impl Split {
         let bytes = self.host_share(pass, l, Beside::Scheduling(Wanted::Experts), |pool, host| {
             let HostShare { model, kernels, routes, tiles, experts, partial, .. } = host;
             let chosen = Chosen::all(weights, routes, None);
-            let bytes = ffn::experts_left((pool, kernels, &model.config), &chosen, tiles, experts, partial);
+            let compute = Compute { pool, kernels, config: &model.config, tiles };
+            let bytes = ffn::experts_left(compute, &chosen, experts, partial);
             ([bytes, 0], bytes)
         });
         let Pass { model, sparsity, buffers: b, .. } = pass;

@@ -2,32 +2,17 @@
 //! with the most tokens first, and computed there for all of its tokens, each token's share times the weight that the router gave it; the CPU
 //! computes the others at the same time. Neurons in slots are of no use here: an expert is computed as a whole by one of both.
 
-use super::Split;
-use super::experts::mixture;
 use super::scheduling::Beside;
+use super::scratch::InsideStreaming;
+use super::state::Split;
 use super::streaming::{ExpertCosts, Missing};
 use super::workspace::{ExchangeLayout, SLOTS_AT_ONCE};
-use crate::device::{Buffer, Call, ColumnWeights, DenseFfn, Event, NONE, OutOfMemory, SlotBlocks, Stream, View};
+use crate::device::{Call, ColumnWeights, DenseFfn, NONE, OutOfMemory, SlotBlocks, Stream, View};
 use crate::engine::ffn::ExpertsRead;
 use crate::engine::forward::Pass;
+use crate::engine::mixture::mixture;
 use crate::model::config::ModelConfig;
 use crate::model::{ExpertWeights, Model};
-
-/// Device memory for experts that are copied for a chunk, two buffers in one: one half is filled while the other is computed.
-pub(super) struct InsideStreaming {
-    costs: ExpertCosts,
-    scratch: Buffer,
-    /// Neurons of a half, a multiple of four, so that each piece's names begin at a multiple of 16 bytes.
-    half: usize,
-    /// By half: its neurons have arrived, and are not needed any more.
-    arrived: [Event; 2],
-    done: [Event; 2],
-    /// Halves filled so far.
-    turn: usize,
-    /// The layer's experts; the first ones are copied.
-    experts: Vec<Missing>,
-    copied: usize,
-}
 
 impl Split {
     /// Takes up to `bytes` of device memory for experts that are copied for a chunk; without it the CPU computes them all. Of a mixture that is

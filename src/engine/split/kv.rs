@@ -1,10 +1,8 @@
 //! Keys and values on the device.
 
-use super::Split;
 use super::allocator::DeviceAllocator;
 use crate::device::{Buffer, Device, Heads, OutOfMemory, Stream, View};
 use crate::engine::batch::TokenPosition;
-use crate::engine::forward::Pass;
 use crate::model::config::ModelConfig;
 use crate::model::layer::Attention;
 use crate::model::{KvCache, KvType};
@@ -118,28 +116,6 @@ impl DeviceKv {
             let index = self.index_of(&caches[sequence]);
             self.held[index].len = self.held[index].len.max(position + 1);
             caches[sequence].mark_synced();
-        }
-    }
-}
-
-impl Split {
-    /// The host's caches get the keys and values of a pass of few tokens, of all layers.
-    pub(super) fn read_back_all(&mut self, pass: &mut Pass<'_, '_>) {
-        if self.attends {
-            (0..pass.model.layers.len()).for_each(|l| self.read_back_kv(pass, l));
-        }
-    }
-
-    /// The host's caches get the keys and values of a layer, which have come.
-    pub(super) fn read_back_kv(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        let (c, positions) = (&pass.model.config, &pass.buffers.positions[self.rows.range()]);
-        let range = self.qkv_range(c, l);
-        let made: &[f32] = bytemuck::cast_slice(&self.host.qkv_read_back[range]);
-        let a = c.attention(l);
-        for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(made.chunks_exact(a.qkv_dim())) {
-            let (k, v) = qkv[a.q_dim()..].split_at(a.kv_dim());
-            pass.caches[sequence].put(l, 0, position, k);
-            pass.caches[sequence].put(l, 1, position, v);
         }
     }
 }

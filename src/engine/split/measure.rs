@@ -1,12 +1,13 @@
 //! What a pass shows of each layer, for the scheduler: how long each memory's part of the FFN took, and which neurons were active.
 
-use super::Split;
+use super::fired::{device_fired, fired_range};
+use super::state::{Marks, Split};
 use super::workspace::ExchangeLayout;
-use crate::cache::{NeuronCache, PerTier, Tier};
+use crate::cache::{PerTier, Tier};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Call, Device, Event, HostWork, NONE, SparseFfn, Stage, Stream, fastest_ns};
-use crate::engine::ffn::{Selection, Work, ffn};
+use crate::device::{Call, HostWork, Stage, Stream, fastest_ns};
+use crate::engine::ffn::{Compute, Selection, Work, ffn};
 use crate::engine::forward::Pass;
 use crate::ids::StoreId;
 use crate::model::FfnWeights;
@@ -15,104 +16,6 @@ use crate::scheduler::LayerTimes;
 
 /// Runs of each lane when its fixed time is measured.
 const TRIALS: usize = 9;
-
-/// The marks around a layer's work on the compute stream.
-pub(super) struct Marks {
-    /// What the host asked for has arrived.
-    pub exchanged: Event,
-    /// The device begins with its neurons, and is done with them.
-    pub ffn: [Event; 2],
-    /// The device begins to add the parts of both memories, and has added them.
-    pub merge: [Event; 2],
-}
-
-impl Marks {
-    /// Marks of `layers` layers. Not on the token path.
-    pub fn new(device: &mut dyn Device, layers: usize) -> Vec<Marks> {
-        let mut event = || device.timed_event();
-        (0..layers).map(|_| Marks { exchanged: event(), ffn: [event(), event()], merge: [event(), event()] }).collect()
-    }
-}
-
-/// The neurons of a layer that were active in one pass of few tokens.
-#[derive(Default)]
-pub struct Fired {
-    /// The layer, from 0; `None` before the first pass.
-    pub layer: Option<usize>,
-    /// The active neurons, in no order, and for each, bit b: for token b.
-    pub neurons: Selection,
-    /// The keys and values that each token went to ([`crate::model::KvCache::id`]), `[n]`.
-    pub sequences: Vec<u64>,
-    /// Whether the neurons in slots are among them.
-    complete: bool,
-    /// They are kept for the layer's next pass.
-    pub(super) kept: bool,
-}
-
-impl Fired {
-    /// Memory for a layer of `ffn` neurons.
-    pub(super) fn new(ffn: usize) -> Fired {
-        let neurons = Selection { neurons: Vec::with_capacity(ffn), masks: Vec::with_capacity(ffn) };
-        Fired { layer: None, neurons, sequences: Vec::with_capacity(MAX_COLUMNS), complete: false, kept: false }
-    }
-}
-
-impl Fired {
-    /// Nothing is known of this layer yet; its neurons in slots come later.
-    pub(super) fn begin(&mut self, layer: usize, sequences: &[u64]) {
-        (self.layer, self.complete, self.kept) = (Some(layer), false, false);
-        self.sequences.clear();
-        self.sequences.extend_from_slice(sequences);
-        self.neurons.neurons.clear();
-        self.neurons.masks.clear();
-    }
-
-    /// These neurons of a layer were active, and no others.
-    pub(super) fn set(&mut self, layer: usize, neurons: &Selection, sequences: &[u64]) {
-        (self.layer, self.complete) = (Some(layer), true);
-        self.neurons.neurons.clone_from(&neurons.neurons);
-        self.neurons.masks.clone_from(&neurons.masks);
-        self.sequences.clear();
-        self.sequences.extend_from_slice(sequences);
-    }
-}
-
-/// Where a layer's words of active neurons are copied to, among `words` of all layers.
-fn fired_range(words: usize, cache: &NeuronCache, l: usize, n: usize) -> std::ops::Range<usize> {
-    let start = l * (words / cache.layers.len());
-    start..start + n * SparseFfn::fired_words(cache.layers[l].table.slots().len())
-}
-
-/// Adds the neurons in slots that were active in the same layer as those of `fired`. Their `words` have arrived: the host has waited for
-/// something that stands behind them on the stream. `wanted` counts the neurons in slots that some token wanted, by layer.
-pub(super) fn device_fired(
-    fired: &mut Fired,
-    fired_before: &mut [Selection],
-    cache: &NeuronCache,
-    words: &[u32],
-    wanted: &[usize],
-) {
-    let Some(l) = fired.layer.filter(|_| !fired.complete) else { return };
-    fired.complete = true;
-    if wanted[l] > 0 {
-        // The slots as they were when the device used the layer: moves may have been begun since.
-        let (slots, n) = (cache.layers[l].bucket_entries(), fired.sequences.len());
-        let bits = &words[fired_range(words.len(), cache, l, n)];
-        let words = SparseFfn::fired_words(slots.len());
-        for (chunk, slots) in slots.chunks(32).enumerate() {
-            let any = (0..n).fold(0, |any, b| any | bits[b * words + chunk]);
-            for (k, &neuron) in slots.iter().enumerate().filter(|(k, neuron)| any >> k & 1 == 1 && **neuron != NONE) {
-                let mask = (0..n).fold(0, |mask, b| mask | (bits[b * words + chunk] >> k & 1) << b);
-                fired.neurons.neurons.push(StoreId(neuron));
-                fired.neurons.masks.push(mask);
-            }
-        }
-    }
-    if let Some(before) = fired_before.get_mut(l).filter(|_| fired.kept) {
-        before.neurons.clone_from(&fired.neurons.neurons);
-        before.masks.clone_from(&fired.neurons.masks);
-    }
-}
 
 impl Split {
     /// Keeps which neurons the CPU has found active; `active` has a mask for each of its selection. Those of the device come later.
@@ -188,8 +91,8 @@ impl Split {
             let (mut lap, before) = (clock::now(), self.device.totals().host_ns);
             partial.fill(0.0);
             let work = Work::Selected(&selection);
-            let read =
-                ffn(pool, kernels, &model.config, layer, &b.columns, work, threshold, &mut [], &mut b.ffn, partial);
+            let compute = Compute { pool, kernels, config: &model.config, tiles: &mut [] };
+            let read = ffn(compute, layer, &b.columns, work, threshold, &mut b.ffn, partial);
             let (bytes, ns) = (read.bytes(&layer.ffn), clock::lap(&mut lap));
             self.device.worked(HostWork { stage: Stage::Ffn, bytes, operations: 0, ns });
             *trial = self.device.totals().host_ns - before;

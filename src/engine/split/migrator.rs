@@ -1,6 +1,6 @@
 //! The interface between the engine and what decides which neurons move.
 
-use super::measure::Fired;
+use super::fired::Fired;
 use super::scorers::Lookahead;
 use crate::cache::{Frames, NeuronCache};
 use crate::device::Device;

@@ -5,15 +5,10 @@
 //! A part is some neighbouring tokens of the chunk, and has their rows of everything that the chunk works in. No number of a part depends on
 //! the order of steps: each part's sums are added in the order in which one part alone would add them.
 
-use super::Split;
-use super::attention_streaming::AttentionStreaming;
 use super::streaming::{Beside, ChunkCosts, Run};
-use super::workspace::ExchangeLayout;
-use crate::device::{Buffer, Device, Event, View};
-use crate::engine::forward::{Pass, Phase, Step};
+use crate::device::{Device, Event};
+use crate::engine::forward::{Phase, Step};
 use crate::ids::StoreId;
-use crate::model::Model;
-use crate::model::config::ModelConfig;
 use crate::prng::Prng;
 use crate::scheduler::chunks::{Graph, Needs, Order, Processor, Stage, Subgraph};
 use std::ops::Range;
@@ -23,7 +18,7 @@ pub const MAX_PARTS: usize = 4;
 /// Fewest tokens of a part that is not asked for: with fewer, weights are read and unpacked so often that arithmetic waits for it.
 const MIN_TOKENS: usize = 128;
 /// Parts begin at multiples of so many tokens: there every row begins at a multiple of 16 bytes, and a tile that counts active neurons.
-const ALIGN: usize = 64;
+pub(super) const ALIGN: usize = 64;
 /// Parts have to take at most this share of the time of one part, by the costs, to be taken.
 const WORTH: f64 = 0.98;
 /// Layers by which numbers of parts are compared.
@@ -74,7 +69,7 @@ impl Rows {
     }
 
     /// Part `number` of `parts` of a pass of `all` tokens.
-    fn part(all: usize, parts: usize, number: usize) -> Rows {
+    pub(super) fn part(all: usize, parts: usize, number: usize) -> Rows {
         let start = |number: usize| if number == parts { all } else { all * number / parts / ALIGN * ALIGN };
         let first = start(number);
         Rows { first, n: start(number + 1) - first, all }
@@ -128,7 +123,7 @@ pub(super) struct Cut {
 
 impl Cut {
     /// Not at all.
-    const WHOLE: Cut = Cut { parts: 1, shared: false };
+    pub(super) const WHOLE: Cut = Cut { parts: 1, shared: false };
 }
 
 /// What a chunk in parts needs.
@@ -179,7 +174,7 @@ impl Parts {
         &self.marks[self.number]
     }
 
-    fn begin(&mut self, cut: Cut, beside: Beside) {
+    pub(super) fn begin(&mut self, cut: Cut, beside: Beside) {
         (self.count, self.shared, self.number) = (cut.parts, cut.shared, 0);
         (self.beside, self.taken_over) = (beside, 0);
         self.put.fill(0);
@@ -310,7 +305,7 @@ impl LayerCosts {
     }
 
     /// The order in which one thread takes the subgraphs of `layers` layers.
-    fn order(&self, cut: Cut, layers: usize, order: Option<PartOrder>) -> Vec<Subgraph> {
+    pub(super) fn order(&self, cut: Cut, layers: usize, order: Option<PartOrder>) -> Vec<Subgraph> {
         let graph = self.graph(cut, layers);
         let rule = match order {
             Some(PartOrder::AtRandom(seed)) => return graph.at_random(&mut Prng::new(seed)),
@@ -323,7 +318,7 @@ impl LayerCosts {
 }
 
 /// The steps of a pass that takes its subgraphs in this order.
-fn steps(order: &[Subgraph], layers: usize, shared: bool, out: &mut Vec<Step>) {
+pub(super) fn steps(order: &[Subgraph], layers: usize, shared: bool, out: &mut Vec<Step>) {
     out.push(Step { part: 0, layer: 0, phase: Phase::Begin });
     let mut copied = 0;
     for &(part, stage) in order {
@@ -342,92 +337,6 @@ fn steps(order: &[Subgraph], layers: usize, shared: bool, out: &mut Vec<Step>) {
         }
     }
     out.push(Step { part: 0, layer: layers - 1, phase: Phase::Logits });
-}
-
-impl Split {
-    /// How chunks go in parts from now on.
-    pub fn set_parts(&mut self, setting: PartsSetting) {
-        self.parts.setting = setting;
-    }
-
-    /// Plans a pass: all of it at once, or a chunk in parts.
-    pub(super) fn plan_parts(&mut self, pass: &mut Pass<'_, '_>) {
-        let (n, c) = (pass.n(), &pass.model.config);
-        self.rows = Rows::whole(n);
-        self.parts.begin(Cut::WHOLE, Beside { parts: 1, copies: 1, ..Beside::default() });
-        let PartsSetting { parts, shared, order } = self.parts.setting;
-        let unknown = parts.is_none() && self.parts.costs.is_none();
-        if !pass.is_chunk() || c.form.experts.is_some() || unknown {
-            return;
-        }
-        let costs = self.layer_costs(pass);
-        let cut = match parts {
-            Some(1) => Cut::WHOLE,
-            parts => costs.cut(parts.map(|parts| parts.min(MAX_PARTS).min(n / ALIGN).max(1)), shared),
-        };
-        self.parts.begin(cut, costs.beside(cut));
-        if cut.parts > 1 {
-            steps(&costs.order(cut, c.layers, order), c.layers, cut.shared, pass.steps);
-        }
-    }
-
-    /// What the link takes for a layer's attention in the mean, at the rate of the neurons' blocks, us.
-    fn attention_link_us(&self, model: &Model) -> f64 {
-        let bytes = self.attention_streaming.as_ref().map_or(0, AttentionStreaming::bytes);
-        match self.parts.costs.filter(|_| bytes > 0 && model.has_neurons()) {
-            Some(costs) => {
-                bytes as f64 / model.layers.len() as f64 * costs.link_us / model.layers[0].block().bytes() as f64
-            }
-            None => 0.0,
-        }
-    }
-
-    fn layer_costs(&self, pass: &Pass<'_, '_>) -> LayerCosts {
-        let c = &pass.model.config;
-        let weights = (c.ffn_kind.rows() * c.hidden) as f64;
-        let slots = self.residents() / c.layers;
-        let mean = |sum: usize| sum as f64 / c.layers as f64;
-        let (qkv, q) = c.attentions().fold((0, 0), |(qkv, q), a| (qkv + a.qkv_dim(), q + a.q_dim()));
-        let (qkv, q) = (mean(qkv), mean(q));
-        let windows = || (0..c.layers).filter_map(|l| c.attention(l).window);
-        LayerCosts {
-            costs: self.parts.costs.unwrap_or(ChunkCosts::ONES),
-            project: qkv * c.hidden as f64 / weights,
-            output: q * c.hidden as f64 / weights,
-            position: 2.0 * q / weights,
-            crossing: (qkv + q) / (2 * c.hidden) as f64,
-            slots,
-            missing: c.ffn - slots,
-            copies: self.streaming.is_some(),
-            attention_link_us: self.attention_link_us(pass.model),
-            host_attends: !self.can_attend(pass),
-            windowed: windows().count() as f64 / c.layers as f64,
-            window: windows().sum::<usize>() / windows().count().max(1),
-            first: pass.buffers.positions[0].position,
-            n: pass.n(),
-        }
-    }
-
-    /// The next steps are those of this part.
-    pub(super) fn set_part(&mut self, number: usize) {
-        self.parts.number = number;
-        self.rows = Rows::part(self.rows.all, self.parts.count, number);
-    }
-
-    /// The part of a buffer that has `numbers` numbers for each token which the current part's tokens have.
-    pub(super) fn rows_of(&self, buffer: Buffer, numbers: usize) -> View {
-        View { buffer, at: (self.rows.first * numbers * 4) as u64 }
-    }
-
-    /// The current part's normalised input on the device.
-    pub(super) fn input(&self, c: &ModelConfig) -> View {
-        self.at(self.rows.first * c.hidden)
-    }
-
-    /// The current part's residual on the device.
-    pub(super) fn residual(&self, c: &ModelConfig) -> View {
-        self.at(ExchangeLayout::new(self.rows.all, c).residual() + self.rows.first * c.hidden)
-    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
 //! The phases of a pass of few tokens on host and device. Those of a prompt's chunk are the same but for the FFN ([`super::chunk`]).
 
 use super::scheduling::{Beside, HostShare};
+use super::state::{Begun, Split, frames};
 use super::weights::norm;
 use super::workspace::ExchangeLayout;
-use super::{Split, frames};
 use crate::cache::Tier;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Add, Call, Note, SparseFfn, Stage, Stream, Then};
 use crate::engine::batch::TokenPosition;
 use crate::engine::embed::embed;
-use crate::engine::ffn::{self, CachedTools, Counts, Work};
+use crate::engine::ffn::{self, CachedTools, Compute, Counts, Work};
 use crate::engine::forward::{Executor, Pass, Phase, Step};
 use crate::engine::probe::WillCompute;
 use crate::engine::sparsity::{Scored, Wanted};
@@ -30,19 +30,6 @@ pub(super) enum GraphSection {
 }
 /// How many of them a layer has.
 const SECTIONS: usize = GraphSection::Shared as usize + 1;
-
-/// What the device has begun of a layer's FFN before the host has seen the residual.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Begun {
-    /// What it has scored itself.
-    pub scored: Scored,
-    /// The layer whose scores come with the exchange for the migrator.
-    pub ahead: Option<usize>,
-    /// It knows which neurons are wanted, and computes its part.
-    device_ffn: bool,
-    /// It has every neuron, knows which are wanted, and there is no bias of down, observer or scheduler: the host has nothing to do.
-    alone: bool,
-}
 
 impl Executor for Split {
     fn order(&mut self, pass: &mut Pass<'_, '_>) {
@@ -351,8 +338,8 @@ impl Split {
             b.gates.resize(n * c.ffn, 0.0);
             match cached {
                 Some(cached) => {
-                    let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: &b.columns };
-                    cached.gates(tools, &mut b.gates);
+                    let compute = Compute { pool, kernels, config: c, tiles: &mut [] };
+                    cached.gates(CachedTools { compute, layer: (l, layer), x: &b.columns }, &mut b.gates);
                 }
                 None => gates(pool, kernels, c, layer, &b.columns, &mut b.gates),
             }
@@ -404,14 +391,13 @@ impl Split {
         self.host_share(pass, l, Beside::Scheduling(wanted), |pool, host| {
             let HostShare { model, kernels, columns, selection, ffn: buffers, partial, cached, .. } = host;
             let (c, layer, work) = (&model.config, &model.layers[l], Work::Selected(selection));
+            let compute = Compute { pool, kernels, config: c, tiles: &mut [] };
             let read = match cached {
                 Some(cached) => {
-                    let tools = CachedTools { pool, kernels, config: c, layer: (l, layer), x: columns };
-                    cached.ffn(tools, work, activation_threshold, &mut [], buffers, partial)
+                    let tools = CachedTools { compute, layer: (l, layer), x: columns };
+                    cached.ffn(tools, work, activation_threshold, buffers, partial)
                 }
-                None => {
-                    ffn::ffn(pool, kernels, c, layer, columns, work, activation_threshold, &mut [], buffers, partial)
-                }
+                None => ffn::ffn(compute, layer, columns, work, activation_threshold, buffers, partial),
             };
             ([read.bytes(&layer.ffn), 0], read)
         })

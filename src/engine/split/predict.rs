@@ -1,10 +1,11 @@
 //! Predicting on host and device: a layer from its own residual, and layers ahead of it. Scores that the device makes ahead stay there
 //! until it chooses by them; those that the scheduler looks at come to the host with the exchange.
 
+use super::migrator::Migrator;
 use super::scorers::{Lookahead, Scorer, Scorers};
+use super::state::Split;
 use super::weights::norm;
 use super::workspace::ExchangeLayout;
-use super::{Migrator, Split};
 use crate::cache::PerTier;
 use crate::device::{Call, Note, Select, SignScores, Stage, Stream, Then, View};
 use crate::engine::ffn::Selection;
@@ -32,7 +33,7 @@ impl Split {
         let mut tools = Tools { model, pool, kernels, scratch: &mut b.scratch };
         // Places are made before anything is put there.
         b.predicted.look_ahead(self.begun.ahead.map_or(0, |later| later - l).max(sparsity.ahead()));
-        sparsity.predict(&mut tools, l, &b.x, n, Some(&self.cache), self.begun.scored, &mut b.predicted);
+        sparsity.predict(&mut tools, l, &b.x, Some(&self.cache), self.begun.scored, &mut b.predicted);
         probe.lap(Stage::Predictor);
         self.device.note(Note::Host(Stage::Predictor));
         b.columns.set_for(&b.normed, n, model.layers[l].ffn.input_quants());

@@ -1,10 +1,10 @@
 //! The engine's side of the scheduler in a layer: shows it a layer whose neurons have been divided and begins the moves that it has decided.
 //! Both run beside the host's share of the FFN: the pool has begun it before.
 
-use super::measure::Fired;
-use super::measure::device_fired;
+use super::fired::{Fired, device_fired};
+use super::migrator::{DividedLayer, Migrator};
 use super::scorers::Scorers;
-use super::{DividedLayer, Migrator, Split};
+use super::state::Split;
 use crate::cache::{Frames, NeuronCache, Tier};
 use crate::clock;
 use crate::cpu::{Columns, Kernels, ThreadPool};

@@ -3,7 +3,9 @@
 use super::allocator::DeviceAllocator;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Buffer, DenseFfn, Device, ExpertFfn, Mixture, OutOfMemory, PinnedBuffer, SparseFfn};
+use crate::engine::routing::Routes;
 use crate::model::config::{ModelConfig, Positions};
+use crate::model::layer::RouterInput;
 
 /// Slots whose products are computed at a time for a chunk's FFN: enough tiles for a large GPU, and a few megabytes.
 pub const SLOTS_AT_ONCE: usize = 4096;
@@ -232,6 +234,50 @@ impl PinnedBuffers {
             // SAFETY: the caller's promise.
             self.qkv_read_back = unsafe { pinned(device, PinnedBuffers::read_back_words(c, chunk), true) };
         }
+    }
+}
+
+/// What a mixture's layers work with.
+pub struct ExpertSplit {
+    /// The chosen experts that the CPU computes, and their tokens.
+    pub on_host: Routes,
+    /// Slot and weight of each chosen expert ([`ExpertFfn::chosen`]), as the device reads them, and behind them the same of the shared one; where
+    /// they are packed by neuron, the choice of [`crate::device::SparseFfn::input`].
+    pub chosen: PinnedBuffer,
+    /// The residual when the layer began, `[n, hidden]`, for routers that read it; else nothing.
+    pub layer_input: PinnedBuffer,
+    /// How many tokens of a prompt have each expert, `[experts]`.
+    pub counts: Vec<u32>,
+}
+
+impl ExpertSplit {
+    /// For chunks of up to `chunk` tokens.
+    ///
+    /// # Safety
+    /// The device is dropped before it.
+    pub unsafe fn new(device: &mut dyn Device, c: &ModelConfig, chunk: usize) -> ExpertSplit {
+        let [chosen, input] = ExpertSplit::words(c, chunk);
+        // SAFETY: the caller's promise.
+        let (chosen, layer_input) = unsafe { (pinned(device, chosen, false), pinned(device, input, true)) };
+        ExpertSplit { on_host: Routes::default(), chosen, layer_input, counts: Vec::new() }
+    }
+
+    /// Words of `chosen` and `layer_input`.
+    fn words(c: &ModelConfig, chunk: usize) -> [usize; 2] {
+        c.form.experts.map_or([0, 0], |experts| {
+            let reads = if experts.reads == RouterInput::Layer { chunk * c.hidden } else { 0 };
+            [ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(chunk, c).choice), reads]
+        })
+    }
+
+    /// Bytes of pinned memory for chunks of up to `chunk` tokens.
+    pub fn bytes_for(c: &ModelConfig, chunk: usize) -> u64 {
+        4 * ExpertSplit::words(c, chunk).into_iter().sum::<usize>() as u64
+    }
+
+    /// Bytes of pinned memory.
+    pub fn bytes(&self) -> u64 {
+        (size_of_val(&self.chosen[..]) + size_of_val(&self.layer_input[..])) as u64
     }
 }
 

@@ -6,8 +6,8 @@
 //! split.tensors.count  tensors of all parts together
 //! ```
 
+use super::header::{Gguf, parse};
 use super::parts::PartName;
-use super::{Gguf, parse};
 use crate::error::{Error, Result, printable};
 use crate::formats::{MappedFile, Tensors};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! The rows of an experiment, in a file that is only appended to. What was written stays; a partial last line, left by a kill, is removed.
 
-use super::Value;
+use super::value::Value;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

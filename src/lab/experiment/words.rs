@@ -1,6 +1,6 @@
 //! Names of settings and figures as people say them, with units. In files they keep their own names and plain numbers.
 
-use super::Value;
+use super::value::Value;
 
 /// What a figure is counted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! Random numbers of a synthetic model, as a function of seed and position: they do not depend on the order of work.
 
-use super::ROWS_PER_TASK;
 use crate::ops::math;
 use crate::prng::Prng;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+/// Rows of a matrix that a task makes.
+pub(super) const ROWS_PER_TASK: usize = 256;
 /// Numbers of a row that come from one seed. GGUF stores `down` by output: a task takes a segment of each neuron's row, so that no number
 /// is generated twice.
 pub(super) const SEGMENT: usize = ROWS_PER_TASK;

@@ -6,8 +6,8 @@
 //! The neurons of a mixture are those of all experts, and those count that a token's experts have.
 
 use super::noise::{Noise, Stream, dot};
+use super::shape::{RECIPE, Shape};
 use super::sparse::{LATENT, Sparse};
-use super::{RECIPE, Shape};
 use crate::cpu::{Kernels, ThreadPool};
 use crate::engine::{Engine, Logits, Observer, Seen, SeenExperts};
 use crate::error::{Error, Result};

@@ -1,8 +1,8 @@
 //! The matrices of a synthetic model, row by row; a GGUF and a store of the same shape hold the same model.
 
-use super::Shape;
 use super::noise::{Noise, Stream};
 use super::routing::{EMBEDDING, Planted};
+use super::shape::Shape;
 use super::sparse::Sparse;
 use crate::error::Result;
 use crate::model::config::ModelConfig;

@@ -1,7 +1,8 @@
 //! One page over all experiments below a folder.
 
 use super::page::{STYLE, page};
-use super::{Record, figures, page as report, read_rows};
+use super::record::{Record, read_rows};
+use super::{figures, page as report};
 use crate::cli::chart::escaped;
 use crate::clock;
 use crate::error::{Error, Result, in_address};

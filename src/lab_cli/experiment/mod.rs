@@ -2,19 +2,19 @@ mod arm;
 mod figures;
 mod index;
 mod page;
+mod record;
 
 use crate::cli::chart;
 use crate::cli::machine_arg;
 use crate::cli::progress::{Progress, Unit};
 use crate::cli::safe_json;
 use crate::clock;
-use crate::error::{Error, Result, printable, safe_text};
-use crate::formats::machine_profile::MachineProfile;
+use crate::error::{Error, Result, printable};
 use crate::interrupt;
 use crate::lab::experiment::rows::{Metrics, Row, RowsFile};
 use crate::lab::experiment::{Arm, Method, Spec, arm_name, summary};
 use crate::machine::measure::{self, Assumed};
-use serde::{Deserialize, Serialize};
+use record::{Record, Session, write};
 use std::path::{Path, PathBuf};
 
 /// Run a declared experiment: rows in turns, with a report
@@ -45,42 +45,6 @@ Examples:
   dynamicinfer-lab experiment configs/experiments/ablation.toml --out runs/ablation
   dynamicinfer-lab experiment configs/experiments/thresholds.toml --list       which rows it would make
   dynamicinfer-lab experiment --all runs                                       pages of what was recorded, and an index";
-
-/// `run.json`
-#[derive(Serialize, Deserialize)]
-struct Record {
-    name: String,
-    /// The experiment's file as it was.
-    spec: String,
-    seed: u64,
-    /// What all arms share: on a machine without a card another thing than on one with a card.
-    #[serde(default)]
-    fixed: String,
-    /// One for each time the program was started on it.
-    sessions: Vec<Session>,
-}
-
-impl Record {
-    fn read(path: &Path) -> Result<Record> {
-        let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
-        serde_json::from_slice(&bytes)
-            .map_err(|e| Error::bad(path, "", format!("not the record of an experiment: {e}; take another --out")))
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-struct Session {
-    unix: u64,
-    program: String,
-    commit: String,
-    cpu: String,
-    threads: usize,
-    /// As it was typed, `dynamicinfer-lab experiment FILE --out DIR`; empty in records of earlier versions.
-    #[serde(default)]
-    command: String,
-    /// Measured when the session began; absent where no row is a measurement.
-    machine: Option<MachineProfile>,
-}
 
 pub fn run(args: Args) -> Result<()> {
     if let Some(root) = &args.all {
@@ -213,11 +177,6 @@ fn read_record(dir: &Path, spec: &Spec, text: &str) -> Result<Record> {
     Ok(record)
 }
 
-/// The rows of a folder, as far as they go.
-fn read_rows(dir: &Path) -> Result<Vec<Row>> {
-    Ok(RowsFile::open(&dir.join("rows.jsonl"))?.rows)
-}
-
 /// What makes the same rows again.
 fn command(file: &Path, dir: &Path) -> String {
     format!("dynamicinfer-lab experiment {} --out {}", file.display(), dir.display())
@@ -255,11 +214,6 @@ fn commit() -> String {
         Some(if changed.is_empty() { head } else { head + "+" })
     };
     crate::config::asset_dirs().into_iter().find_map(of).unwrap_or_else(|| "unknown".into())
-}
-
-/// Whole or not at all. Nothing is left in the text that a terminal acts on: a reader may show the file there.
-fn write(path: &Path, text: &str) -> Result<()> {
-    crate::formats::temporary::write_whole(path, safe_text(text).as_bytes())
 }
 
 fn report(dir: &Path, spec: &Spec, record: &Record, rows: &[Row]) -> Result<()> {

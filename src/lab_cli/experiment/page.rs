@@ -1,7 +1,7 @@
 //! The report of an experiment: Markdown, and one HTML page that needs nothing else.
 
-use super::Record;
 use super::figures::Figure;
+use super::record::{Record, Session};
 use crate::cli::chart::{Room, escaped, svg};
 use crate::clock;
 use crate::lab::experiment::rows::Row;
@@ -58,10 +58,10 @@ fn warnings(spec: &Spec) -> Vec<String> {
 }
 
 fn sessions(record: &Record) -> Vec<String> {
-    let rates = |s: &super::Session| {
+    let rates = |s: &Session| {
         s.machine.as_ref().map_or(String::new(), |m| format!(", memory read at {:.1} GB/s when it began", m.dram_gb_s))
     };
-    let one = |s: &super::Session| {
+    let one = |s: &Session| {
         let command = if s.command.is_empty() { String::new() } else { format!(": {}", s.command) };
         format!(
             "{}: {}, commit {}, {}, {} threads by default{}{command}",

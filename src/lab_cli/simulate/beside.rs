@@ -1,6 +1,6 @@
 //! What `simulate --papers` prints beside the published figures, but for the speeds.
 
-use super::empty;
+use super::table::empty;
 use crate::lab::simulate::assumption::{Held, PROMPT, Switched};
 use crate::lab::simulate::calibration::{SKEW, Statistics, TEXTS, TOKEN_TO_HOT, TOKENS, furthest};
 

@@ -1,6 +1,6 @@
 //! Simulated prompts, row by row, and what is printed of them.
 
-use super::{Row as Decoded, empty};
+use super::table::{Row as Decoded, empty};
 use crate::error::{Result, human_bytes};
 use crate::lab::simulate::case::Case;
 use crate::lab::simulate::prompts::{ASSUMED, PromptOutcome};

@@ -1,6 +1,6 @@
 //! Each kernel's results beside the CPU's.
 
-use super::{Bench, matrix, random};
+use super::operands::{Bench, matrix, random};
 use crate::cpu::{MAX_COLUMNS, sign};
 use crate::device::{
     Add, Append, Attend, Buffer, Call, ColumnWeights, DenseFfn, Device, ExpertFfn, Heads, Linear, Mixture, NONE, Norm,

@@ -1,6 +1,6 @@
 //! How fast kernels are, at the shapes of real models.
 
-use super::{Bench, matrix, random};
+use super::operands::{Bench, matrix, random};
 use crate::clock;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Add, Buffer, Call, DenseFfn, Device, Linear, Norm, Select, SparseFfn, Stream, Then, Tiles};

@@ -1,0 +1,56 @@
+//! The host's work for a mixture's layers, with and without a device: it chooses the experts of each token, and prepares what a later layer
+//! and the inside of the experts need.
+
+use super::batch::Buffers;
+use super::forward::Pass;
+use crate::model::layer::{Experts, RouterInput};
+use crate::model::{ExpertWeights, FfnWeights};
+use crate::predictor::Tools;
+
+/// The mixture that layer `l` is.
+pub(super) fn mixture<'a>(pass: &Pass<'a, '_>, l: usize) -> (Experts, &'a ExpertWeights) {
+    match (pass.model.config.form.experts, &pass.model.layers[l].ffn) {
+        (Some(experts), FfnWeights::Experts(weights)) => (experts, weights),
+        _ => unreachable!("a mixture has experts in every layer"),
+    }
+}
+
+/// Chooses the experts of layer `l`, by what its router reads.
+pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
+    let n = pass.n();
+    let Pass { model, pool, kernels, buffers: b, .. } = pass;
+    let FfnWeights::Experts(weights) = &model.layers[l].ffn else {
+        unreachable!("a mixture has experts in every layer")
+    };
+    let Buffers { x, normed, columns, routes, .. } = &mut **b;
+    let input = if experts.reads == RouterInput::Layer { &**x } else { &**normed };
+    match &weights.router {
+        Some(router) => {
+            columns.set_many(pool, kernels, input, n, [router.quant]);
+            let biases = [weights.router_bias(), &weights.selection_bias];
+            routes.route(pool, kernels, experts, router, biases, columns);
+        }
+        None => routes.take_all(experts, n),
+    }
+}
+
+/// Looks at what experts a later layer of few tokens will need, where they come from disk.
+pub(super) fn foresee_experts(pass: &mut Pass<'_, '_>, l: usize) {
+    let n = pass.n();
+    let Pass { model, pool, kernels, buffers: b, cached, .. } = pass;
+    if let Some(foresight) = cached.as_mut().and_then(|cached| cached.foresight.as_mut()) {
+        let mut tools = Tools { model, pool, kernels, scratch: &mut b.scratch };
+        foresight.look_at_experts(&mut tools, l, (&b.x, n));
+    }
+}
+
+/// Computes the hidden values of the network that says which neurons of the chosen experts may fire, if the layer has one. A prompt's chunk
+/// goes by the gates.
+pub(super) fn look_inside(pass: &mut Pass<'_, '_>, l: usize) {
+    let (n, is_chunk) = (pass.n(), pass.is_chunk());
+    let Pass { model, pool, kernels, buffers: b, sparsity, .. } = pass;
+    if let Some((network, _)) = sparsity.inside(l).filter(|_| !is_chunk) {
+        let mut tools = Tools { model, pool, kernels, scratch: &mut b.scratch };
+        network.hidden_values(&mut tools, &b.x, n, &mut b.experts.values);
+    }
+}
