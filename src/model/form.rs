@@ -134,7 +134,7 @@ impl Experts {
     }
 
     /// Checks the counts, and what must hold between them.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         let Experts { count, used, scale, .. } = *self;
         if !(1..=MAX_EXPERTS).contains(&count) {
             return Err(format!("{count} experts; there must be 1 to {MAX_EXPERTS}"));

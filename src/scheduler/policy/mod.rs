@@ -180,12 +180,15 @@ impl std::str::FromStr for Policy {
 /// costs a hit or more, twice as many.
 const STAYS: f32 = 3.0;
 
+/// Of neurons: how many lambdas a hit that a move costs adds to the weight of a frequency.
+const DEARER: f32 = 3.0;
+
 /// Numbers and switches of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
     /// Whether anything moves.
     pub moves: bool,
-    /// lambda: the weight of a neuron's frequency, next to its current activation (DynamicInfer E.3.1).
+    /// lambda: the weight of a neuron's frequency, next to its current activation (DynamicInfer E.3.1), where a move costs nothing.
     pub lambda: f32,
     /// phi_high: a resident of at least this frequency stays (E.3.3); infinite for none.
     pub pinned: f32,
@@ -219,7 +222,7 @@ impl Rules {
     /// (runs/2026-11-27-real-traces/sweep.csv).
     pub const PAPER: Rules = Rules {
         moves: true,
-        lambda: 8.0,
+        lambda: 2.0,
         pinned: 0.7,
         decay: 0.96,
         margin: 0.1,
@@ -234,6 +237,18 @@ impl Rules {
     };
     /// Rules of policies that only choose which neuron a newcomer replaces.
     const REPLACING: Rules = Rules { thresholds: false, ..Rules::PAPER };
+
+    /// The weight of a frequency where a move costs so many hits and the link carries the missing neurons of `1 - scarce` layers of all: what
+    /// is dearer must be used for longer, at most for as long as a frequency remembers, and what can come whenever it is needed need not stay.
+    /// With a scarce link it is 2 where moves are free and 8 where one costs a hit, the best of 2, 4 and 8 there
+    /// (runs/2026-11-27-real-traces/sweep.csv).
+    pub fn lambda_at(&self, move_cost: f32, scarce: f32) -> f32 {
+        let remembered = 1.0 / (1.0 - self.decay);
+        match self.clusters {
+            true => self.lambda * (1.0 + move_cost.min(1.0)),
+            false => (self.lambda * (scarce + DEARER * move_cost)).min(remembered.max(self.lambda)),
+        }
+    }
 
     /// The same policy for clusters: a move is long, so that what counts is how often the cluster will be used over many tokens, and a
     /// router's choice has no threshold.
@@ -265,12 +280,27 @@ struct ByImportance {
     forecast: Option<Forecast>,
     /// What it says of the layer, `[ffn]`.
     coming: Vec<f32>,
+    /// How much of what was foreseen and missing of late the link did not carry in time, 0 to 1.
+    scarce: f32,
+}
+
+/// Weight of a layer in the mean of what the link carries.
+const FOLLOW: f32 = 0.02;
+
+/// How much of the neurons that are foreseen and missing more than `most` moves would take: 0 where the link carries them all, 1 where it
+/// carries a half or less.
+fn scarcity(at: &LayerState<'_>, probabilities: &[u8], most: usize) -> f32 {
+    let likely = |n: usize| probabilities[n] >= 128;
+    let here = |slot: &Slot| matches!(slot, Slot::Resident(n) | Slot::Filling(n) if likely(n.index()));
+    let foreseen = (0..probabilities.len()).filter(|&n| likely(n)).count();
+    let missing = foreseen - at.slots.iter().filter(|slot| here(slot)).count();
+    if missing == 0 { 0.0 } else { (missing as f32 / most.max(1) as f32 - 1.0).clamp(0.0, 1.0) }
 }
 
 impl ByImportance {
     fn start(layers: usize, ffn: usize, rules: &Rules) -> Box<dyn ChooseMoves> {
         let forecast = rules.clusters.then(|| Forecast::new(layers, ffn));
-        Box::new(ByImportance { forecast, coming: Vec::with_capacity(ffn) })
+        Box::new(ByImportance { forecast, coming: Vec::with_capacity(ffn), scarce: 1.0 })
     }
 }
 
@@ -285,8 +315,7 @@ impl ChooseMoves for ByImportance {
         let (f, rules) = (at.frequencies, at.rules);
         if let Some(forecast) = &mut self.forecast {
             forecast.of(at.layer, f, &mut self.coming);
-            let lambda = rules.lambda * (1.0 + at.move_cost.min(1.0));
-            importance(at.probabilities, &self.coming, lambda, &mut scratch.worth);
+            importance(at.probabilities, &self.coming, rules.lambda_at(at.move_cost, 1.0), &mut scratch.worth);
             // A move must win more than it costs.
             let margin = rules.margin + at.move_cost;
             greedy::choose(at.slots, &scratch.worth, most, margin, |_| false, |_| false, &mut scratch.lists, moves);
@@ -298,7 +327,10 @@ impl ChooseMoves for ByImportance {
         let crowded = at.slots.iter().filter(|s| s.resident().is_some_and(frequent)).count() * 4 > at.slots.len() * 3;
         let stays = |n: StoreId| !crowded && frequent(n) || needed(n);
         let left_out = |n: StoreId| rules.on_demand && !needed(n);
-        importance(at.probabilities, f, rules.lambda, &mut scratch.worth);
+        if let Some(probabilities) = at.probabilities.filter(|_| !rules.on_demand) {
+            self.scarce += FOLLOW * (scarcity(at, probabilities, most) - self.scarce);
+        }
+        importance(at.probabilities, f, rules.lambda_at(at.move_cost, self.scarce), &mut scratch.worth);
         // A move must win more than it costs. By the coming use alone, it wins too little to say so.
         let margin = if rules.lambda > 0.0 { rules.margin + at.move_cost } else { rules.margin };
         greedy::choose(at.slots, &scratch.worth, most, margin, stays, left_out, &mut scratch.lists, moves);
@@ -437,8 +469,37 @@ mod tests {
     #[test]
     fn a_move_must_win_more_than_it_costs() {
         let rules = Rules { lambda: 2.0, margin: 0.1, ..Rules::PAPER };
-        // It wins the coming use, and two tokens of a frequency that is lower by 0.1.
-        assert!(comes_at(&rules, [0.1, 0.0], 0.6) && !comes_at(&rules, [0.1, 0.0], 0.75));
+        // It wins the coming use, and some tokens of a frequency that is lower by 0.1: two, and six for each hit that a move costs.
+        assert!(comes_at(&rules, [0.1, 0.0], 0.4) && !comes_at(&rules, [0.1, 0.0], 0.5));
+        // One that is used often enough for longer pays for a dear move, too; not for any.
+        assert!(comes_at(&rules, [0.0, 0.5], 4.0) && !comes_at(&rules, [0.0, 0.1], 4.0));
+        assert!(!comes_at(&rules, [0.0, 1.0], 30.0));
+    }
+
+    /// Six neurons are foreseen and missing, and two that are used often have the slots. They go where the link brings whatever is foreseen, and
+    /// stay where it brings a third of it.
+    #[test]
+    fn what_is_frequent_stays_where_the_link_is_scarce() {
+        let slots = slots(&[0, 1]);
+        let stay = |most: usize| {
+            let (mut scratch, mut moves) = (Scratch::new(8, 2), Vec::new());
+            let mut policy = Policy::Full.start(1, 8, &Rules::PAPER);
+            for token in 0..500 {
+                let at = LayerState {
+                    layer: 0,
+                    slots: &slots,
+                    probabilities: Some(&[0, 0, 255, 255, 255, 255, 255, 255]),
+                    frequencies: &[0.6, 0.6, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+                    last: &[0; 8],
+                    token,
+                    move_cost: 0.0,
+                    rules: &Rules::PAPER,
+                };
+                policy.choose(&at, most, &mut scratch, &mut moves);
+            }
+            moves.is_empty()
+        };
+        assert!(!stay(6) && stay(2));
     }
 
     #[test]
