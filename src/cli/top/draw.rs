@@ -253,7 +253,7 @@ fn of_disk(span: &Interval<'_>) -> Vec<(String, Color)> {
     vec![
         (format!("in memory {}", percent(span.in_memory())), Color::Blue),
         (format!("disk {:.2} GB/s, {reads:.0} reads/s", bytes / 1e9), Color::Reset),
-        (format!("waits for it {:.2} s/s, of all threads", span.rate("disk_wait_seconds_total")), Color::Reset),
+        (format!("threads wait {:.2} s/s for it", span.rate("disk_wait_seconds_total")), Color::Reset),
     ]
 }
 
@@ -391,7 +391,7 @@ mod tests {
                 "found in memory 99.9 %",
                 "in memory 99.9 %",
                 "disk 12.34 GB/s, 987654 reads/s",
-                "waits for it 64.25 s/s, of all threads",
+                "threads wait 64.25 s/s for it",
                 "6.52 GiB of 7.45 GiB",
             ];
             for figure in everywhere.iter().chain(&of_disk) {

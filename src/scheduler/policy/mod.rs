@@ -239,14 +239,17 @@ impl Rules {
     const REPLACING: Rules = Rules { thresholds: false, ..Rules::PAPER };
 
     /// The weight of a frequency where a move costs so many hits and the link carries the missing neurons of `1 - scarce` layers of all: what
-    /// is dearer must be used for longer, at most for as long as a frequency remembers, and what can come whenever it is needed need not stay.
+    /// is dearer must be used for longer, at most for as long as a frequency remembers, and what can come whenever it is needed, for nothing, need not stay.
     /// With a scarce link it is 2 where moves are free and 8 where one costs a hit, the best of 2, 4 and 8 there
     /// (runs/2026-11-27-real-traces/sweep.csv).
     pub fn lambda_at(&self, move_cost: f32, scarce: f32) -> f32 {
         let remembered = 1.0 / (1.0 - self.decay);
         match self.clusters {
             true => self.lambda * (1.0 + move_cost.min(1.0)),
-            false => (self.lambda * (scarce + DEARER * move_cost)).min(remembered.max(self.lambda)),
+            false => {
+                let scarce = scarce.max(move_cost.min(1.0));
+                (self.lambda * (scarce + DEARER * move_cost)).min(remembered.max(self.lambda))
+            }
         }
     }
 
