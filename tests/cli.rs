@@ -117,7 +117,7 @@ fn wrong_use_is_2_and_says_what_is_wrong() {
         (&["run", &model, "x", "-t", "0"], "--threads 0: take 1 to 1024"),
         (&["run", &model, "x", "-t", "1025"], "--threads 1025: take 1 to 1024"),
         (&["run", &model, "x", "--isa", "mmx"], "it must be avx512, avxvnni, avx2 or portable"),
-        (&["run", &model, "x", "--kv", "q4"], "[possible values: f16, f32]"),
+        (&["run", &model, "x", "--kv", "q4"], "[possible values: f16, f32, q8_0, q4_0]"),
         (&["run", &model, "x", "--quant", "q9"], "'q9' is not a store type; take one of f32, f16, q8_0, q4_0, bf16, "),
         (&["run", &model, "x", "--activation", "tanh"], "activation 'tanh' is not known; known are relu"),
         (&["run", &model, "x", "--chat"], "this model has no chat template"),

@@ -65,7 +65,7 @@ fn a_prompt_reads_alike_in_every_way() {
         let [whole, single] =
             [&mut whole, &mut single].map(|kv| engine.forward(kv, &text[150..151], Logits::Last).to_vec());
         // A key may round to a neighbouring code.
-        let limit = if matches!(kind, KvType::F32) { 2e-3 } else { 6e-2 };
+        let limit = if matches!(kind, KvType::F32) { 5e-3 } else { 6e-2 };
         assert!(error(&whole, &single) < limit, "{}: {}", kind.name(), error(&whole, &single));
     }
 }
@@ -188,12 +188,12 @@ fn caches_hold_what_a_list_of_texts_holds() {
         let room = sizes[i] - all[i].cache.len;
         match prng.below(10) {
             0..=5 if room > 0 => {
-                let n = 1 + prng.below(room.min(if step % 50 == 0 { 1024 } else { 20 }) as u64) as usize;
+                let n = 1 + prng.below(room.min(if step % 4 == 0 { 1024 } else { 20 }) as u64) as usize;
                 all[i].append(&config, step, n);
             }
             6 => {
                 // Rarely far, often a little.
-                let back = prng.below(if step % 7 == 0 { 9000 } else { 60 }) as usize;
+                let back = prng.below(if step % 11 == 0 { 9000 } else { 60 }) as usize;
                 let to = all[i].cache.len.saturating_sub(back);
                 let left = all[i].cache.rewind(to);
                 assert!(left == to || left == 0 && back > 3000, "{left} of {to}, {back} back");
@@ -218,7 +218,7 @@ fn caches_hold_what_a_list_of_texts_holds() {
                     (1 + prng.below(room.min(1024) as u64) as usize, prng.below(config.layers as u64 + 1));
                 all[i].begin(&config, step, n, layers as usize);
             }
-            8 if step % 40 == 0 => {
+            8 if step % 200 == 0 => {
                 all[i].cache.renew();
                 assert_eq!(all[i].cache.rewind(0), 0);
                 all[i].texts.clear();

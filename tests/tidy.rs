@@ -67,7 +67,7 @@ const MODULES: [(&str, &[&str]); 37] = [
     // Answers for many: tokens and text, no HTTP.
     ("generation", &["cache", "clock", "cpu", "device", "engine", "error", "model", "tokenizer"]),
     // A thread beside the engine's: it decides by `scheduler` and predicts, and the engine knows it as a `Migrator`.
-    ("background", &["cache", "cpu", "device", "engine", "ids", "model", "predictor", "scheduler"]),
+    ("background", &["cache", "clock", "cpu", "device", "engine", "ids", "model", "predictor", "scheduler"]),
     // What this machine can do, measured with the engine's own kernels and a device's.
     ("machine", &["clock", "cpu", "device", "engine", "error", "formats", "model", "ops", "prng"]),
     ("pack", &["error", "formats", "ids", "model", "profile"]),

@@ -98,6 +98,18 @@ impl Session {
         Ok(())
     }
 
+    /// Comes to the end of `begin`, with which it begins: forgets what came after, or reads again what had been given up.
+    ///
+    /// # Errors
+    /// As [`Session::append`].
+    pub fn go_to(&mut self, engine: &mut Engine, begin: &[u32], step: impl FnMut(usize) -> Result<()>) -> Result<()> {
+        let left = self.rewind(begin.len());
+        if left < begin.len() {
+            self.append(engine, &begin[left..], step)?;
+        }
+        Ok(())
+    }
+
     /// Forgets everything from position `len` on, or all where the text cannot go on there ([`KvCache::reach`]). Returns how many tokens are
     /// left.
     pub fn rewind(&mut self, len: usize) -> usize {

@@ -382,20 +382,6 @@ impl StepNs {
     }
 }
 
-/// Brings a session that begins with `begin` to its end: by forgetting what came after, or by reading what has been given up again.
-fn go_to(
-    begin: &[u32],
-    session: &mut Session,
-    engine: &mut Engine,
-    step: impl FnMut(usize) -> Result<()>,
-) -> Result<()> {
-    let left = session.rewind(begin.len());
-    if left < begin.len() {
-        session.append(engine, &begin[left..], step)?;
-    }
-    Ok(())
-}
-
 /// Times of each step in each repeat, `[repeats][steps]`: a prefill is one step, a decode one per token (of each sequence). `step(done)`
 /// gets the tokens that were run.
 fn run(
@@ -408,7 +394,7 @@ fn run(
     let context = test.depth + test.prompt + test.generate;
     let mut session = Session::new(engine, context, options.kv)?;
     let begin = tokens.take(test.depth);
-    go_to(&begin, &mut session, engine, |done| step(done as u64))?;
+    session.go_to(engine, &begin, |done| step(done as u64))?;
     // All sequences begin with the same tokens; each has its own copy of their keys and values.
     let cache = |_| {
         let mut kv = KvCache::new(&engine.model.config, context, options.kv)?;
@@ -424,7 +410,7 @@ fn run(
         let done = test.tokens(repeat) - test.tokens(0) + test.depth as u64;
         if test.prompt > 0 {
             // A layer with a window may have given up what the next token sees.
-            go_to(&begin, &mut session, engine, |_| interrupt::check())?;
+            session.go_to(engine, &begin, |_| interrupt::check())?;
             let prompt = tokens.take(test.prompt);
             steps.push(StepNs::of(engine, |engine| {
                 session.append(engine, &prompt, |_| interrupt::check()).map(|_| ())
@@ -433,7 +419,7 @@ fn run(
         }
         for cache in &mut caches {
             if cache.rewind(test.depth) < test.depth {
-                go_to(&begin, &mut session, engine, |_| interrupt::check())?;
+                session.go_to(engine, &begin, |_| interrupt::check())?;
                 cache.copy_from(&session.kv, test.depth);
             }
         }

@@ -1,6 +1,6 @@
 //! What an attention layer remembers of a sequence: keys and values of its positions, of all or of those that its window still needs.
 
-use super::kv_cache::KvType;
+use super::kv_type::KvType;
 use super::layer::Attention;
 use bytemuck::allocation::try_zeroed_vec;
 use std::ops::Range;

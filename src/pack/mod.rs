@@ -89,8 +89,7 @@ pub fn pack_weighted(
     weights: Option<(&Path, &Importance)>,
     progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
 ) -> Result<Packed> {
-    let c = &source.config;
-    let types = options.types;
+    let (c, types) = (&source.config, options.types);
     let mixture = c.form.experts.is_some();
     if mixture {
         experts::check(source, types)?;
