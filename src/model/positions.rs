@@ -5,8 +5,10 @@ use super::layer::Attention;
 use bytemuck::allocation::try_zeroed_vec;
 use std::ops::Range;
 
-/// Positions that a layer with a window keeps beyond it: the tokens of one pass, and as many by which a text may be cut back.
+/// Positions that a layer with a window keeps beyond it: the tokens of one pass, and those by which a text may be cut back.
 const BEYOND_WINDOW: usize = 4096;
+/// Positions that are given up at a time, so that as many passes move what is kept once; by the others a text may be cut back.
+const GIVEN_UP: usize = 2048;
 
 /// Keys and values of one layer and sequence. Per kv head `[capacity, head_dim]` keys and as many values, each contiguous, so that a head's
 /// attention reads one run. Memory is reserved for the whole capacity and taken from the system as positions fill.
@@ -81,7 +83,7 @@ impl Positions {
     /// `begins`. Where there is no room, what that token does not see is given up.
     pub fn put(&mut self, part: usize, (begins, position): (usize, usize), values: &[f32]) {
         if position - self.first >= self.capacity {
-            self.drop_before(self.first_seen(begins), position);
+            self.drop_before(self.first_seen(begins).min(self.first + GIVEN_UP), position);
         }
         assert!(position >= self.first && position - self.first < self.capacity, "no room for position {position}");
         let (kind, heads, head_bytes, run) = (self.kind, self.heads, self.head_bytes, self.capacity * self.head_bytes);
@@ -120,8 +122,11 @@ impl Positions {
             (other.kind, other.heads, other.head_bytes, other.window)
         );
         assert!(other.reaches(len));
-        // A smaller cache may have no room for what is out of sight.
-        self.first = other.first.max(if len - other.first > self.capacity { self.first_seen(len) } else { 0 });
+        // A smaller cache may have no room for all that is out of sight.
+        self.first = match len - other.first <= self.capacity {
+            true => other.first,
+            false => (len + GIVEN_UP - self.capacity).min(self.first_seen(len)),
+        };
         let (from_run, to_run) = (other.capacity * self.head_bytes, self.capacity * self.head_bytes);
         let (skip, bytes) = ((self.first - other.first) * self.head_bytes, (len - self.first) * self.head_bytes);
         let to: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
