@@ -114,7 +114,11 @@ impl KvCache {
     /// forgotten.
     pub fn copy_from(&mut self, other: &KvCache, len: usize) {
         assert!(other.reach(len) == len && len <= self.context);
-        self.layers.iter_mut().zip(&other.layers).for_each(|(to, from)| to.copy_from(from, len));
+        match len {
+            // A layer may have given up its first positions, which none need.
+            0 => self.layers.iter_mut().for_each(Positions::clear),
+            _ => self.layers.iter_mut().zip(&other.layers).for_each(|(to, from)| to.copy_from(from, len)),
+        }
         (self.len, self.untouched) = (len, 0);
     }
 
