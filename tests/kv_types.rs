@@ -167,8 +167,8 @@ impl Naive {
     }
 }
 
-/// 10,000 steps over caches of several sizes, layers with and without a window: passes, passes that are stopped, cuts, copies, other texts. A cut that a layer cannot
-/// follow leaves nothing; one by less than a few thousand tokens always can.
+/// 10,000 steps over caches of several sizes, layers with and without a window: passes, passes that are stopped, cuts, copies, other texts. A
+/// cut that a layer cannot follow leaves nothing; one by less than 2000 tokens always can.
 #[test]
 fn caches_hold_what_a_list_of_texts_holds() {
     let dir = tempfile::tempdir().unwrap();
@@ -227,7 +227,7 @@ fn caches_hold_what_a_list_of_texts_holds() {
         }
         all[i].check(&config, &mut prng);
     }
-    assert!(cut > 100 && lost > 5 && moved > 100, "{cut} cut, {lost} lost, {moved} copied");
+    assert!(cut > 100 && lost > 0 && moved > 100, "{cut} cut, {lost} lost, {moved} copied");
 }
 
 /// A chunk that is stopped before any of its layers leaves a text as it was: it goes on with the same bits.
