@@ -498,7 +498,7 @@ impl Tagged {
         }
     }
 
-    /// Uses a layer with some neurons wanted, as `engine/split.rs` does, moving others before, and behind its back.
+    /// Uses a layer with some neurons wanted, as `engine/split/` does, moving others before, and behind its back.
     fn use_layer(&mut self, layer: usize, most: u64) {
         self.move_some(most);
         self.cache.commit(&mut *self.device, layer);

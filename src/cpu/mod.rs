@@ -77,7 +77,7 @@ use sixteen::Sixteen;
 use std::ops::Range;
 
 /// Most columns for which the FFN runs neuron block by neuron block and reads each once; with more columns it is bound by arithmetic
-/// and runs by tiles (`engine/ffn.rs`).
+/// and runs by tiles (`engine/ffn/`).
 pub const MAX_COLUMNS: usize = 32;
 
 /// `y[b * stride + r] = row r · x[b]`, for `count` rows and each column b.

@@ -189,7 +189,7 @@ impl MappedFile {
         let mut mapped = Mapped { guarded: None, map: None, file, then: Mutex::new(Stamp::of(&meta)) };
         if meta.len() > 0 {
             // SAFETY: the map is read-only. A file that is changed in place while it is mapped is the one thing that mmap cannot
-            // guard against: `state` and `is_whole` tell of it (docs/neuron_store.md, "When the file changes").
+            // guard against: `state` and `is_whole` tell of it (docs/neuron_store.md, "Crashes and changes").
             let map = unsafe { Mmap::map(&mapped.file) }.map_err(Error::io("map", path))?;
             // Huge pages, where the file system has them: 4 KiB pages cost a quarter of the read bandwidth (23 instead of 30
             // GB/s a thread). Said before the first touch, which would read the pages around it in as small ones. Advice only.

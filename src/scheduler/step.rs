@@ -117,7 +117,7 @@ struct Layer {
     balancer: Option<(f32, Balancer)>,
 }
 
-/// How much more than computing it once a cluster's move must win. It is on its way for about as long as a layer takes, mostly while the
+/// How many times what it costs the CPU a cluster's move must win. It is on its way for about as long as a layer takes, mostly while the
 /// CPU's part reads memory; it may come too late for the use that it was foreseen for; and for all that time its slot is of no use.
 const CLUSTER_COST: f64 = 3.0;
 

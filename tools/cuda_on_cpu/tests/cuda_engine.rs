@@ -164,7 +164,7 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
     });
     assert!(resized > 0);
     // Inputs of grouped types are rounded to int8, keys and values to f16: a sum in another order, as attention's and the head's are here,
-    // can round to the next code (tests/split.rs).
+    // can round to the next code.
     let most = match (mixed || quant.is_grouped(), kind) {
         (true, _) => 4e-2,
         (false, KvType::F32) => 1e-5,
