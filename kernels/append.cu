@@ -1,15 +1,14 @@
 // Computes: norms queries and keys head by head (RMS) and rotates them by their angles (pairs i, i + dim / 2 of each head), in place, and
 //           puts keys and values into the cache as f16.
 // Shapes:   qkv [n, (heads + 2 kv_heads) * dim] f32; angles [n, dim / 2] (cosine, sine) or null: nothing is rotated; q_norm,
-//           k_norm [dim] or null: nothing is normed; places [n] (sequence, position); cache f16 [sequences, layers, 2, kv_heads, context, dim].
+//           k_norm [dim] or null: nothing is normed; places [n] (sequence, position); cache f16 [sequences, 2, kv_heads, context, dim].
 // Moves:    reads and writes qkv once, writes 4 * kv_heads * dim bytes of the cache per column.
 // Launch:   a block per head of q, k and v and column: grid (heads + 2 kv_heads, n), a thread per pair; 4 bytes of shared
 //           memory per warp.
 #include "common.cuh"
 
 KERNEL __launch_bounds__(256) append(float *qkv, const float2 *angles, const uint2 *places, u16 *cache, const float *q_norm,
-                                     const float *k_norm, int heads, int kv_heads, int dim, int layers, int layer, int context,
-                                     float epsilon) {
+                                     const float *k_norm, int heads, int kv_heads, int dim, int context, float epsilon) {
     const int head = blockIdx.x, column = blockIdx.y, pairs = dim / 2;
     const bool rotates = angles != nullptr && head < heads + kv_heads;
     float *const x = qkv + (size_t(column) * (heads + 2 * kv_heads) + head) * dim;
@@ -17,7 +16,7 @@ KERNEL __launch_bounds__(256) append(float *qkv, const float2 *angles, const uin
     u16 *to = nullptr;
     if (head >= heads) {
         // Keys, then values.
-        const size_t part = (size_t(place.x) * layers + layer) * 2 + (head >= heads + kv_heads ? 1 : 0);
+        const size_t part = size_t(place.x) * 2 + (head >= heads + kv_heads ? 1 : 0);
         to = cache + ((part * kv_heads + (head - heads) % kv_heads) * context + place.y) * dim;
     }
     const float *const norm = head < heads ? q_norm : head < heads + kv_heads ? k_norm : nullptr;

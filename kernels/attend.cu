@@ -1,6 +1,6 @@
 // Computes: attention of each column's queries over its own sequence (flash decoding): softmax(q k / sqrt(dim)) v.
-// Shapes:   qkv [n, (heads + 2 kv_heads) * dim] f32, q first, rotated; cache f16 [sequences, layers, 2, kv_heads, context,
-//           dim]; places [n] (sequence, position); out [n, heads * dim] f32.
+// Shapes:   qkv [n, (heads + 2 kv_heads) * dim] f32, q first, rotated; cache f16 [sequences, 2, kv_heads, context, dim];
+//           places [n] (sequence, position); out [n, heads * dim] f32.
 //           sinks [heads] f32, which take part in the softmax and bring no value.
 //           Scratch: mix [n, heads, splits, dim] f32; peaks [n, heads, splits] (largest score, sum of exponentials).
 // Moves:    keys and values that a column sees, once for each H of the query heads that share them.
@@ -45,7 +45,7 @@ template <> __device__ __forceinline__ void load_halves<2>(const u16 *at, float 
 
 template <int H, int U>
 __device__ __forceinline__ void attend(const float *qkv, const u16 *cache, const uint2 *places, float *mix, float2 *peaks,
-                                       int heads, int kv_heads, int dim, int layers, int layer, int context, int window) {
+                                       int heads, int kv_heads, int dim, int context, int window) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, splits = gridDim.y;
     const int shared = heads / kv_heads, chunks = (shared + H - 1) / H;
     const int kv_head = blockIdx.x / chunks, head = kv_head * shared + blockIdx.x % chunks * H;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void attend(const float *qkv, const u16 *cache, const
     for (int i = threadIdx.x; i < H * dim; i += blockDim.x) queries[i] = i < count * dim ? q[i] * scale : 0.0f;
     __syncthreads();
 
-    const size_t part = (size_t(place.x) * layers + layer) * 2, run = size_t(context) * dim;
+    const size_t part = size_t(place.x) * 2, run = size_t(context) * dim;
     const u16 *const keys = cache + (part * kv_heads + kv_head) * run;
     const u16 *const values = cache + ((part + 1) * kv_heads + kv_head) * run;
 
@@ -199,9 +199,9 @@ KERNEL __launch_bounds__(128) attend_merge(const float *mix, const float2 *peaks
 
 #define DEFINE(H, U)                                                                                                   \
     KERNEL __launch_bounds__(128, 4) attend_##H##_##U(const float *qkv, const u16 *cache, const uint2 *places, float *mix, \
-                                                   float2 *peaks, int heads, int kv_heads, int dim, int layers,         \
-                                                   int layer, int context, int window) {                                \
-        attend<H, U>(qkv, cache, places, mix, peaks, heads, kv_heads, dim, layers, layer, context, window);            \
+                                                   float2 *peaks, int heads, int kv_heads, int dim, int context,        \
+                                                   int window) {                                                        \
+        attend<H, U>(qkv, cache, places, mix, peaks, heads, kv_heads, dim, context, window);                           \
     }
 DEFINE(1, 8)
 DEFINE(4, 8)

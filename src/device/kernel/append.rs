@@ -94,7 +94,7 @@ impl DeviceKernel for Append {
         let operands = [at.view(self.qkv), at.optional(self.angles), at.view(self.positions), at.view(h.cache)];
         let launch =
             Launch::new(APPEND, grid, warps, warps * 4).words(operands).words(self.norms.map(|n| at.optional(n)));
-        out.push(launch.ints([h.heads, h.kv_heads, h.head_dim, 1, 0, h.context]).float(self.epsilon));
+        out.push(launch.ints([h.heads, h.kv_heads, h.head_dim, h.context]).float(self.epsilon));
     }
 }
 

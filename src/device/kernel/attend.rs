@@ -182,7 +182,7 @@ impl DeviceKernel for Attend {
         let launch = Launch::new(function, grid, WARPS, shared_bytes).words(operands);
         // A window of all positions is none.
         let window = self.window.unwrap_or(0);
-        out.push(launch.ints([h.heads, h.kv_heads, dim, 1, 0, h.context, window]));
+        out.push(launch.ints([h.heads, h.kv_heads, dim, h.context, window]));
         let warps = dim.div_ceil(WARP).clamp(1, 4);
         let merge = Launch::new(MERGE, [h.heads, self.n, 1], warps, 0).words([mix, peaks, at.view(self.out)]);
         out.push(merge.words([at.buffer(self.sinks)]).ints([h.heads, dim, splits, usize::from(self.sinks.bytes > 0)]));
