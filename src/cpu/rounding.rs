@@ -1,5 +1,7 @@
 //! How activations become int8.
 
+use crate::formats::rounding::codes;
+pub use crate::formats::rounding::top;
 use crate::formats::rows::GROUP;
 
 /// How many bits the codes of an input have.
@@ -44,27 +46,9 @@ pub fn round_to(group: &[f32], bits: Bits) -> (f32, [i8; GROUP]) {
     (step, codes(group, step, |v| v))
 }
 
-/// The largest magnitude.
-pub fn top(values: &[f32]) -> f32 {
-    values.iter().fold(0f32, |m, v| m.max(v.abs()))
-}
-
 /// A group of 32 numbers as codes of so many bits; those beyond the largest code times `step` become that.
 pub fn round_by(group: &[f32], step: f32, bits: Bits) -> [i8; GROUP] {
     codes(group, step, |v| v.clamp(-bits.most(), bits.most()))
-}
-
-/// The codes of a group, of its numbers in steps as `within` leaves them. Of a step so small that its inverse is infinite only the low byte
-/// of the difference below is a code: 0, as a device has it.
-fn codes(group: &[f32], step: f32, within: impl Fn(f32) -> f32) -> [i8; GROUP] {
-    let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
-    let mut rounded = [0i8; GROUP];
-    for (code, v) in rounded.iter_mut().zip(group) {
-        // Round to nearest by the addition that pushes the fraction out of an f32: it vectorises.
-        const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
-        *code = ((within(v * inverse) + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32) as i8;
-    }
-    rounded
 }
 
 /// The sum of some codes.

@@ -15,6 +15,7 @@ pub mod neuron_store;
 pub mod placement_file;
 pub mod predictor_file;
 pub mod profile_file;
+pub mod rounding;
 pub mod rows;
 pub mod safetensors;
 pub mod sections;

@@ -111,6 +111,34 @@ fn numbers_of_no_importance_are_kept_all_the_same() {
     }
 }
 
+/// What is written for every token without a search for scales: each number is within a step of what it was and keeps its sign, however small
+/// or large all of them are, and those of the largest magnitude are no exception.
+#[test]
+fn the_nearest_codes_are_within_a_step_and_keep_signs() {
+    let values = normal(512);
+    let top = values.iter().fold(0f32, |top, x| top.max(x.abs()));
+    for (kind, put) in [
+        (BlockType::Q8_0, Q8_0::put_nearest as fn(&[f32], &mut [u8])),
+        (BlockType::Q4_0, Q4_0::put_nearest as fn(&[f32], &mut [u8])),
+    ] {
+        for power in -60..=100 {
+            let scaled: Vec<f32> = values.iter().map(|x| x / top * 2f32.powf(power as f32 / 2.0)).collect();
+            let (mut blocks, mut back) = (vec![0; 512 / 32 * kind.form().bytes], vec![0.0; 512]);
+            put(&scaled, &mut blocks);
+            kind.decode(&blocks, &mut back);
+            for (block, (was, is)) in scaled.chunks(32).zip(back.chunks(32)).enumerate() {
+                let d = f16_at(&blocks, block * kind.form().bytes).to_owned().abs();
+                for (was, is) in was.iter().zip(is) {
+                    assert!(was * is >= 0.0, "{}, 2^{power}/2: {was} became {is}", kind.form().name);
+                    // A subnormal scale is off by up to a half of itself, one beyond f16 by any number.
+                    let exact = (6.2e-5..65504.0).contains(&d);
+                    assert!(!exact || (was - is).abs() <= 1.01 * d, "{}: {was} became {is} by {d}", kind.form().name);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn zeros_stay_zeros() {
     for kind in BlockType::ALL {

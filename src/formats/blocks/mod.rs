@@ -312,20 +312,6 @@ fn finite_half(x: f32) -> f16 {
     f16::from_f32(x.clamp(f16::MIN.to_f32_const(), f16::MAX.to_f32_const()))
 }
 
-/// The number of the largest magnitude, of equals the first; 0 where there is none.
-fn top(values: &[f32]) -> f32 {
-    values.iter().fold(0f32, |top, &v| if v.abs() > top.abs() { v } else { top })
-}
-
-/// Numbers in whole steps of `d`, rounded to nearest; of a step of 0 they are 0.
-fn to_steps(values: &[f32; 32], d: f16) -> [i32; 32] {
-    let d = d.to_f32();
-    let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
-    // Of numbers below 2^22 the addition pushes the fraction out of an f32: it vectorises.
-    const SHIFT: f32 = 12_582_912.0;
-    values.map(|v| (v * inverse + SHIFT).to_bits() as i32 - SHIFT.to_bits() as i32)
-}
-
 /// Writes an f16 at byte `at`.
 fn put_f16(bytes: &mut [u8], at: usize, x: f16) {
     bytes[at..at + 2].copy_from_slice(&x.to_le_bytes());

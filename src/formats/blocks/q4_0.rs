@@ -2,7 +2,8 @@
 
 use super::fit::Weighted;
 use super::levels::Whole;
-use super::{Block, BlockType, f16_at, finite_half, halves, put_f16, to_steps, top};
+use super::{Block, BlockType, f16_at, finite_half, halves, put_f16};
+use crate::formats::rounding::codes;
 
 /// What the codes mean.
 type Codes = Whole<-8, 7>;
@@ -18,9 +19,10 @@ impl Q4_0 {
     pub fn put_nearest(values: &[f32], blocks: &mut [u8]) {
         let (values, _) = values.as_chunks::<{ Q4_0::NUMBERS }>();
         for (values, block) in values.iter().zip(blocks.chunks_exact_mut(Q4_0::BYTES)) {
-            let d = finite_half(top(values) / -8.0);
+            let top = values.iter().fold(0f32, |top, &v| if v.abs() > top.abs() { v } else { top });
+            let d = finite_half(top / -8.0);
             put_f16(block, 0, d);
-            let codes = to_steps(values, d).map(|steps| (steps as i8 + 8).clamp(0, 15) as u8);
+            let codes = codes(values, d.to_f32(), |steps| steps.clamp(-8.0, 7.0)).map(|code| (code + 8) as u8);
             for (i, byte) in block[2..].iter_mut().enumerate() {
                 *byte = codes[i] | codes[16 + i] << 4;
             }

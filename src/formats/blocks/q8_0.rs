@@ -2,7 +2,8 @@
 
 use super::fit::Weighted;
 use super::levels::Whole;
-use super::{Block, BlockType, f16_at, finite_half, put_f16, to_steps, top};
+use super::{Block, BlockType, f16_at, finite_half, put_f16};
+use crate::formats::rounding::{codes, top};
 
 /// What the codes mean. -128 is not used, as by others: some kernels negate codes.
 type Codes = Whole<-127, 127>;
@@ -17,11 +18,11 @@ impl Q8_0 {
     pub fn put_nearest(values: &[f32], blocks: &mut [u8]) {
         let (values, _) = values.as_chunks::<{ Q8_0::NUMBERS }>();
         for (values, block) in values.iter().zip(blocks.chunks_exact_mut(Q8_0::BYTES)) {
-            let d = finite_half(top(values).abs() / 127.0);
+            let d = finite_half(top(values) / 127.0);
             put_f16(block, 0, d);
-            for (code, steps) in block[2..].iter_mut().zip(to_steps(values, d)) {
-                *code = steps as i8 as u8;
-            }
+            // A small scale may be rounded down by more than half a step of the largest code.
+            let codes = codes(values, d.to_f32(), |steps| steps.clamp(-127.0, 127.0));
+            block[2..].copy_from_slice(&codes.map(|code| code as u8));
         }
     }
 }
