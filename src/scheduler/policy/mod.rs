@@ -238,19 +238,13 @@ impl Rules {
     /// Rules of policies that only choose which neuron a newcomer replaces.
     const REPLACING: Rules = Rules { thresholds: false, ..Rules::PAPER };
 
-    /// The weight of a frequency where a move costs so many hits and the link carries the missing neurons of `1 - scarce` layers of all: what
+    /// Of neurons: the weight of a frequency where a move costs so many hits and the link carries the missing neurons of `1 - scarce` layers of all: what
     /// is dearer must be used for longer, at most for as long as a frequency remembers, and what can come whenever it is needed, for nothing, need not stay.
     /// With a scarce link it is 2 where moves are free and 8 where one costs a hit, the best of 2, 4 and 8 there
     /// (runs/2026-11-27-real-traces/sweep.csv).
     pub fn lambda_at(&self, move_cost: f32, scarce: f32) -> f32 {
-        let remembered = 1.0 / (1.0 - self.decay);
-        match self.clusters {
-            true => self.lambda * (1.0 + move_cost.min(1.0)),
-            false => {
-                let scarce = scarce.max(move_cost.min(1.0));
-                (self.lambda * (scarce + DEARER * move_cost)).min(remembered.max(self.lambda))
-            }
-        }
+        let (remembered, scarce) = (1.0 / (1.0 - self.decay), scarce.max(move_cost.min(1.0)));
+        (self.lambda * (scarce + DEARER * move_cost)).min(remembered.max(self.lambda))
     }
 
     /// The same policy for clusters: a move is long, so that what counts is how often the cluster will be used over many tokens, and a
@@ -318,7 +312,8 @@ impl ChooseMoves for ByImportance {
         let (f, rules) = (at.frequencies, at.rules);
         if let Some(forecast) = &mut self.forecast {
             forecast.of(at.layer, f, &mut self.coming);
-            importance(at.probabilities, &self.coming, rules.lambda_at(at.move_cost, 1.0), &mut scratch.worth);
+            let lambda = rules.lambda * (1.0 + at.move_cost.min(1.0));
+            importance(at.probabilities, &self.coming, lambda, &mut scratch.worth);
             // A move must win more than it costs.
             let margin = rules.margin + at.move_cost;
             greedy::choose(at.slots, &scratch.worth, most, margin, |_| false, |_| false, &mut scratch.lists, moves);
@@ -330,10 +325,12 @@ impl ChooseMoves for ByImportance {
         let crowded = at.slots.iter().filter(|s| s.resident().is_some_and(frequent)).count() * 4 > at.slots.len() * 3;
         let stays = |n: StoreId| !crowded && frequent(n) || needed(n);
         let left_out = |n: StoreId| rules.on_demand && !needed(n);
-        if let Some(probabilities) = at.probabilities.filter(|_| !rules.on_demand) {
+        if let Some(probabilities) = at.probabilities.filter(|_| rules.lambda > 0.0 && !rules.on_demand) {
             self.scarce += FOLLOW * (scarcity(at, probabilities, most) - self.scarce);
         }
-        importance(at.probabilities, f, rules.lambda_at(at.move_cost, self.scarce), &mut scratch.worth);
+        // Where nothing is foreseen, nothing can come when it is needed.
+        let scarce = if at.probabilities.is_some() { self.scarce } else { 1.0 };
+        importance(at.probabilities, f, rules.lambda_at(at.move_cost, scarce), &mut scratch.worth);
         // A move must win more than it costs. By the coming use alone, it wins too little to say so.
         let margin = if rules.lambda > 0.0 { rules.margin + at.move_cost } else { rules.margin };
         greedy::choose(at.slots, &scratch.worth, most, margin, stays, left_out, &mut scratch.lists, moves);
@@ -503,6 +500,30 @@ mod tests {
             moves.is_empty()
         };
         assert!(!stay(6) && stay(2));
+    }
+
+    /// A layer without a prediction moves by frequency, also where the link has carried whatever was foreseen in others.
+    #[test]
+    fn a_layer_without_a_prediction_moves_by_frequency_alone() {
+        let slots = slots(&[0]);
+        let (mut scratch, mut moves) = (Scratch::new(2, 1), Vec::new());
+        let mut policy = Policy::Full.start(1, 2, &Rules::PAPER);
+        let state = |probabilities| LayerState {
+            layer: 0,
+            slots: &slots,
+            probabilities,
+            frequencies: &[0.1, 0.3],
+            last: &[0; 2],
+            token: 1,
+            move_cost: 0.0,
+            rules: &Rules::PAPER,
+        };
+        for _ in 0..500 {
+            policy.choose(&state(Some(&[255, 0])), 8, &mut scratch, &mut moves);
+            assert!(moves.is_empty());
+        }
+        policy.choose(&state(None), 8, &mut scratch, &mut moves);
+        assert_eq!(moves.len(), 1);
     }
 
     #[test]
