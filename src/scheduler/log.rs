@@ -10,27 +10,21 @@ use tracing::{Level, debug, enabled};
 /// A rate is logged again when it has changed by more than this share.
 const CHANGED: f64 = 0.1;
 
-/// What micro, macro and full choose by: v = a + lambda f. The other policies have measures of their own.
-fn importance(at: &LayerState<'_>, neuron: usize) -> f32 {
-    let probability = at.probabilities.map_or(0.0, |p| f32::from(p[neuron]) / 255.0);
-    probability + at.rules.lambda * at.frequencies[neuron]
-}
-
 /// The lowest and the highest, as text; `-` if there are none.
 fn range(of: impl Iterator<Item = f32>) -> String {
     let (least, most) = of.fold((f32::INFINITY, f32::NEG_INFINITY), |(least, most), v| (least.min(v), most.max(v)));
     if least > most { "-".into() } else { format!("{least:.3}..{most:.3}") }
 }
 
-/// Neurons that are to come to a layer's slots. `room` is how many the link can take; `moving` is false while the static placement is
-/// restored.
-pub(super) fn moves(at: &LayerState<'_>, moving: bool, room: usize, moves: &[Move]) {
+/// Neurons that are to come to a layer's slots, by what each is `worth`, `[ffn]`; empty for policies with measures of their own. `room` is how
+/// many the link can take; `moving` is false while the static placement is restored.
+pub(super) fn moves(at: &LayerState<'_>, worth: &[f32], moving: bool, room: usize, moves: &[Move]) {
     if moves.is_empty() || !enabled!(Level::DEBUG) {
         return;
     }
-    let came = range(moves.iter().map(|m| importance(at, m.neuron().index())));
+    let came = range(moves.iter().filter_map(|m| worth.get(m.neuron().index()).copied()));
     let replaced = || moves.iter().filter_map(|m| at.slots[m.slot().index()].resident());
-    let left = range(replaced().map(|neuron| importance(at, neuron.index())));
+    let left = range(replaced().filter_map(|neuron| worth.get(neuron.index()).copied()));
     let (neurons, free) = (moves.len(), moves.len() - replaced().count());
     let predicted = at.probabilities.is_some();
     debug!(token = at.token, layer = at.layer, neurons, room, free, %came, %left, predicted, moving, "moves");

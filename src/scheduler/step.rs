@@ -345,6 +345,7 @@ impl Scheduler {
         };
         let (moving, move_cost) = (self.moving(), self.cost() as f32);
         let Scheduler { layers, policy, scratch, moves, token, rules, .. } = self;
+        scratch.worth.clear();
         let f = self.sequences.frequencies(layer, sequences);
         let at = layers[layer].state(layer, slots, (probabilities, f), *token, move_cost, rules);
         if moving {
@@ -356,7 +357,7 @@ impl Scheduler {
             v.extend(layers[layer].is_static.iter().map(|&placed| f32::from(u8::from(placed))));
             greedy::choose(slots, v, most, 0.0, |_| false, |_| false, &mut scratch.lists, moves);
         }
-        log::moves(&at, moving, most, moves);
+        log::moves(&at, &scratch.worth, moving, most, moves);
         self.gain.moved(moves.len());
         self.window.sent(moves.len() as u64 * self.block_bytes);
         &self.moves
