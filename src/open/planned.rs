@@ -90,7 +90,7 @@ pub(super) fn placed_by_file(
     let longer = if request.chunk.is_none() { footprint.for_chunks(plan.chunk) } else { 0 };
     let (room, kv_bytes) = (plan.limit_chunk(longer, plan.budget_bytes - needed), footprint.kv_bytes);
     let sequences = if request.kv == KvPlace::Host { 0 } else { room / kv_bytes.max(1) };
-    plan.keep_sequences(request.sequences.max(1).min(sequences as usize), kv_bytes);
+    plan.keep_sequences(request.sequences.max(1).min(sequences as usize), footprint);
     plan.limit_streamed(room - plan.sequences as u64 * kv_bytes);
     Ok(file.layers.into_iter().map(|l| PublishedId::wrap_vec(l.neurons)).collect())
 }

@@ -40,8 +40,10 @@ pub struct Footprint {
     /// Bytes of host memory that a process takes for chunks of each of [`CHUNKS`] tokens: its working memory, and what host and device exchange.
     /// Where no keys and values lie on the device, and where some do.
     pub host_chunk_bytes: [[u64; 2]; CHUNKS.len()],
-    /// Bytes of the keys and values of one sequence with a full context.
+    /// Bytes of the keys and values of one sequence with a full context on a device, which keeps all of them.
     pub kv_bytes: u64,
+    /// The same in host memory, where layers with a window keep less.
+    pub host_kv_bytes: u64,
     /// Layers in which host and device wait for each other once more for attention on the host.
     pub attention_waits: usize,
     /// Bytes of what layers of linear attention keep of one sequence, however long it is; a token reads and writes all of it. 0 of every model
@@ -111,6 +113,7 @@ impl Footprint {
             host_chunk_bytes: CHUNKS
                 .map(|tokens| [false, true].map(|attends| working_bytes(c, tokens) + pinned_bytes(c, tokens, attends))),
             kv_bytes: KvCache::whole_bytes_for(c, context, kv),
+            host_kv_bytes: KvCache::bytes_for(c, context, kv),
             attention_waits: (0..c.layers).filter(|&l| !c.layer(l).norms.parallel()).count(),
             state_bytes: 0,
             block_weights: block_weights(c) as u64,
@@ -173,7 +176,7 @@ impl Footprint {
     /// Of `ram` bytes what is left for [`Footprint::on_host`] beside all neurons, keys and values of so many sequences and the embedding. Where all of
     /// the model fits, the shortest chunks have theirs in any case.
     pub fn host_room(&self, ram: u64, sequences: usize) -> u64 {
-        let parts = self.ffn_bytes() + self.kv_bytes * sequences.max(1) as u64 + self.embeddings_bytes;
+        let parts = self.ffn_bytes() + self.host_kv_bytes * sequences.max(1) as u64 + self.embeddings_bytes;
         let room = ram.saturating_sub(parts);
         let fits = room >= self.attention_bytes + self.head_bytes;
         if fits { room.max(self.on_host(CHUNK, true)) } else { room }
@@ -182,7 +185,7 @@ impl Footprint {
     /// Bytes of all weights, and of keys and values of so many sequences.
     pub fn whole_bytes(&self, sequences: usize) -> u64 {
         let beside = self.attention_bytes + self.head_bytes + self.embeddings_bytes;
-        self.ffn_bytes() + beside + self.kv_bytes * sequences as u64
+        self.ffn_bytes() + beside + self.host_kv_bytes * sequences as u64
     }
 
     /// Bytes of all neuron blocks.

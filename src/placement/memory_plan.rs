@@ -172,13 +172,14 @@ impl Plan {
         self.layers.iter().map(|l| l.slots).collect()
     }
 
-    /// Has the keys and values of so many sequences on the device, of `kv_bytes` each.
-    pub fn keep_sequences(&mut self, sequences: usize, kv_bytes: u64) {
+    /// Has the keys and values of so many sequences on the device.
+    pub fn keep_sequences(&mut self, sequences: usize, f: &Footprint) {
         let kv = self.parts.iter_mut().find(|p| p.name == PartName::Kv).expect("a plan has every part");
-        let (before, now) = (kv.bytes[Tier::Device], sequences as u64 * kv_bytes);
-        kv.bytes[Tier::Host] = kv.bytes[Tier::Host] + before - now;
+        let on_host = |bytes: u64| bytes + self.sequences as u64 * f.host_kv_bytes - sequences as u64 * f.host_kv_bytes;
+        kv.bytes[Tier::Host] = on_host(kv.bytes[Tier::Host]);
+        self.details.host_bytes = on_host(self.details.host_bytes);
+        let (before, now) = (kv.bytes[Tier::Device], sequences as u64 * f.kv_bytes);
         kv.bytes[Tier::Device] = now;
-        self.details.host_bytes = self.details.host_bytes + before - now;
         self.total_bytes = self.total_bytes + now - before;
         self.sequences = sequences;
     }
@@ -457,7 +458,7 @@ const FILLED: f64 = 0.25;
 /// Time that attention over `sequences` contexts that are [`FILLED`] takes a token more on the host than on the device, us: queries, keys and values
 /// cross the link, the result comes back, and both wait for it, but where the FFN reads the same residual.
 fn attention_on_host_us(f: &Footprint, costs: &Costs, machine: &MachineProfile, sequences: usize) -> f64 {
-    let read = f.kv_bytes as f64 * sequences as f64 * FILLED;
+    let read = f.host_kv_bytes as f64 * sequences as f64 * FILLED;
     let reading = read / (machine.dram_gb_s * 1e3) - read / (machine.device_gb_s * 1e3);
     f.attention_waits as f64 * (costs.t_sync_us + machine.call_us) + reading
 }
@@ -480,7 +481,7 @@ fn divide(
             kv_sequences.unwrap_or_else(|| wanted.min((rest / f.kv_bytes.max(1)) as usize))
         }
     };
-    let (kv, kv_bytes) = (f.kv_bytes * sequences as u64, f.kv_bytes * wanted as u64);
+    let (kv, on_host) = (f.kv_bytes * sequences as u64, f.host_kv_bytes * (wanted - sequences) as u64);
     if matches!(request.kv, KvPlace::Auto | KvPlace::Spare) {
         rest -= kv;
     }
@@ -496,7 +497,7 @@ fn divide(
         part(PartName::Embeddings, embeddings),
         part(PartName::Head, (f.head_bytes, 0)),
         part(PartName::Predictors, (request.predictor_bytes, 0)),
-        part(PartName::Kv, (kv, kv_bytes - kv)),
+        part(PartName::Kv, (kv, on_host)),
         part(PartName::Buffers, (f.buffers_bytes + f.state_bytes * wanted as u64 + for_chunks.iter().sum::<u64>(), 0)),
         // The host keeps every neuron (dynamicinfer C.2), so a neuron that leaves the device need not be copied back.
         part(PartName::FfnSlots, (slots_bytes, f.ffn_bytes())),

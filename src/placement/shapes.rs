@@ -64,6 +64,7 @@ impl Hybrid {
             attention_bytes: plain.attention_bytes + (self.more_weights(c) as f64 * bits / 8.0).round() as u64,
             attention_weights: plain.attention_weights + self.more_weights(c) as u64,
             kv_bytes: plain.kv_bytes / self.every as u64,
+            host_kv_bytes: plain.host_kv_bytes / self.every as u64,
             attention_waits: plain.attention_waits / self.every,
             state_bytes: self.state_bytes(c) as u64,
             ..plain
