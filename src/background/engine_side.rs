@@ -59,7 +59,8 @@ pub struct Background {
 #[derive(Clone, Copy, Default)]
 struct Begun {
     moves: u64,
-    /// What beginning them took on the engine's thread, ns, without what a virtual device did for them; 0 on a virtual clock.
+    /// Time for which beginning them kept the CPU from its part, ns, without what a virtual device did for them: that of one thread of several
+    /// beside the part, of all behind it, and none while the device's attention runs. 0 on a virtual clock.
     ns: u64,
 }
 
@@ -176,32 +177,32 @@ impl Migrator for Background {
         // Decisions made under a policy that balances thresholds may arrive after a change to one that does not.
         let (balances, now) = (self.balances(), self.now);
         let (counts, all) = (&mut self.counts, &mut self.begun);
-        let is_timed = matches!(self.beside, Beside::Thread { .. });
+        let is_timed = matches!(self.beside, Beside::Thread { .. }) && !begins;
+        let share = if frames.is_some() { 1 } else { self.threads as u64 };
         let mut apply = |decision: &mut SentDecision| {
             let layer = decision.layer.index();
             if let Some(probabilities) = decision.thresholds.take().filter(|_| balances) {
                 sparsity.set_thresholds(layer, probabilities);
             }
+            if decision.moves.is_empty() {
+                return;
+            }
             if now > decision.until {
-                if !decision.moves.is_empty() {
-                    trace!(layer, moves = decision.moves.len(), "moves come too late");
-                }
+                trace!(layer, moves = decision.moves.len(), "moves come too late");
                 counts.stale += decision.moves.len() as u64;
                 return;
             }
             let moves = decision.moves.iter().map(|m| (m.slot(), m.neuron()));
             let frames = frames.as_mut().map(|frames| &mut **frames as &mut dyn Frames);
-            let (mut lap, pretended) = (clock::now(), device.totals().pretended_ns);
+            let start = is_timed.then(|| (clock::now(), device.totals().pretended_ns));
             let outcome = cache.migrate_all(device, layer, frames, moves);
             counts.refused += outcome.refused as u64;
             all.moves += outcome.begun as u64;
-            if is_timed {
-                all.ns += clock::lap(&mut lap).saturating_sub(device.totals().pretended_ns - pretended);
+            if let Some((mut lap, pretended)) = start {
+                all.ns += clock::lap(&mut lap).saturating_sub(device.totals().pretended_ns - pretended) / share;
             }
-            if !decision.moves.is_empty() {
-                let (begun, refused) = (outcome.begun, outcome.refused);
-                trace!(layer, moves = decision.moves.len(), begun, refused, "moves begin");
-            }
+            let (begun, refused) = (outcome.begun, outcome.refused);
+            trace!(layer, moves = decision.moves.len(), begun, refused, "moves begin");
         };
         match &mut self.beside {
             // A bounded number, because the thread goes on deciding meanwhile.
@@ -228,7 +229,7 @@ impl Migrator for Background {
         let (position, ahead, looks_ahead) = (self.now, self.ahead, self.lookahead.is_some());
         let totals = device.totals();
         let Begun { moves, ns } = std::mem::take(&mut self.begun);
-        let times = LayerTimes { moves, moves_ns: ns / self.threads as u64, ..at.times };
+        let times = LayerTimes { moves, moves_ns: ns, ..at.times };
         // Taken out and put back: an observation that is lost has told nothing.
         let mut sent = std::mem::take(&mut self.sent);
         self.send(totals.clock_ns, |seen| {
