@@ -5,6 +5,7 @@ use super::routing::Routes;
 use super::sparsity::Predicted;
 use crate::cpu::Columns;
 use crate::cpu::attend::AttendScratch;
+use crate::model::KvCache;
 use crate::predictor::Scratch;
 
 /// Tokens of a prefill chunk: enough columns for the GEMM to be bound by arithmetic, few enough that its activations
@@ -14,6 +15,7 @@ pub const CHUNK: usize = 256;
 /// The most tokens of a chunk. Of a mixture in memory 1024 tokens together were read 1.1 to 1.25 times as fast as 256 and 256, of one whose
 /// experts come from disk up to 1.9 times; of other models no faster, but with a device to which a part is copied for every chunk.
 pub const MAX_CHUNK: usize = 1024;
+const _: () = assert!(MAX_CHUNK <= KvCache::MAX_TOKENS);
 
 /// The lengths that chunks are planned for, tokens.
 pub const CHUNKS: [usize; 3] = [CHUNK, MAX_CHUNK / 2, MAX_CHUNK];

@@ -213,7 +213,7 @@ impl Engine {
     }
 
     /// Runs `tokens` at the positions after those in `kv` and adds them to it. Returns the logits, `[0, 1 or n, vocab]`. The tokens must be
-    /// below the vocabulary size and fit the cache, which [`super::Session::check`] checks.
+    /// below the vocabulary size and fit the cache, which [`super::Session::check`] checks, and [`KvCache::MAX_TOKENS`] at most.
     pub fn forward(&mut self, kv: &mut KvCache, tokens: &[u32], want: Logits) -> &mut [f32] {
         self.set_tokens(kv.len, tokens, want);
         self.run_audited(std::slice::from_mut(kv), tokens.len() == 1)

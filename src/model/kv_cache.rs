@@ -29,6 +29,9 @@ fn fresh_id() -> u64 {
 }
 
 impl KvCache {
+    /// Tokens of a text that a pass has at most.
+    pub const MAX_TOKENS: usize = positions::BEYOND_WINDOW;
+
     /// Bytes of the keys and values of `context` positions in all layers; `u64::MAX` where it would be more.
     pub fn bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
         let layers = config.attentions().map(|layer| positions::bytes_for(&layer, context, kind));
@@ -61,7 +64,7 @@ impl KvCache {
     }
 
     /// Writes keys (part 0) or values (part 1) of all heads of a layer, `[heads * head_dim]`, at `position`, in a pass whose tokens of this
-    /// text begin at [`KvCache::len`]. A layer with a window may give up what that token does not see. A pass has at most 4096 tokens.
+    /// text begin at [`KvCache::len`]. A layer with a window may give up what that token does not see. A pass has at most [`KvCache::MAX_TOKENS`].
     pub fn put(&mut self, layer: usize, part: usize, position: usize, values: &[f32]) {
         assert!(position < self.context);
         self.untouched = self.untouched.min(position);

@@ -5,8 +5,8 @@ use super::layer::Attention;
 use bytemuck::allocation::try_zeroed_vec;
 use std::ops::Range;
 
-/// Positions that a layer with a window keeps beyond it: the tokens of one pass, and those by which a text may be cut back.
-const BEYOND_WINDOW: usize = 4096;
+/// Positions that a layer with a window keeps beyond it: the tokens of one pass, at most so many, and those by which a text may be cut back.
+pub(super) const BEYOND_WINDOW: usize = 4096;
 /// Positions that are given up at a time, so that as many passes move what is kept once; by the others a text may be cut back.
 const GIVEN_UP: usize = 2048;
 
@@ -122,16 +122,13 @@ impl Positions {
             (other.kind, other.heads, other.head_bytes, other.window)
         );
         assert!(other.reaches(len));
-        // A smaller cache may have no room for all that is out of sight.
-        self.first = match len - other.first <= self.capacity {
-            true => other.first,
-            false => (len + GIVEN_UP - self.capacity).min(self.first_seen(len)),
-        };
+        self.first = other.first;
+        assert!(len - self.first <= self.capacity, "a cache keeps its whole context, or as much as the other does");
         let (from_run, to_run) = (other.capacity * self.head_bytes, self.capacity * self.head_bytes);
-        let (skip, bytes) = ((self.first - other.first) * self.head_bytes, (len - self.first) * self.head_bytes);
+        let bytes = (len - self.first) * self.head_bytes;
         let to: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
         for (to, from) in to.chunks_exact_mut(to_run).zip(other.bytes().chunks_exact(from_run)) {
-            to[..bytes].copy_from_slice(&from[skip..skip + bytes]);
+            to[..bytes].copy_from_slice(&from[..bytes]);
         }
     }
 }
