@@ -54,9 +54,9 @@ pub(super) fn attention(
     rooms: &mut [AttendScratch],
     out: &mut [f32],
 ) {
-    let Attention { kv_heads, head_dim: dim, window, .. } = config.attention(layer);
-    let (q_dim, qkv_dim, shared) =
-        (config.attention(layer).q_dim(), config.attention(layer).qkv_dim(), config.attention(layer).sharing());
+    let a = config.attention(layer);
+    let (q_dim, qkv_dim, shared) = (a.q_dim(), a.qkv_dim(), a.sharing());
+    let Attention { kv_heads, head_dim: dim, window, .. } = a;
     let n = positions.len();
     assert_eq!(out.len(), n * q_dim);
     let follows = |two: &[TokenPosition]| two[0].sequence == two[1].sequence && two[0].position + 1 == two[1].position;

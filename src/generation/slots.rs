@@ -56,7 +56,7 @@ impl Slots {
             to.copy_from(from, reused);
             self.held[slot] = prompt[..reused].to_vec();
         }
-        let reused = self.caches[slot].rewind(reused);
+        assert_eq!(self.caches[slot].rewind(reused), reused, "only what can be gone on from is counted as common");
         self.held[slot].truncate(reused);
         self.busy[slot] = true;
         Some((slot, reused))

@@ -1,6 +1,6 @@
 //! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
 
-use super::form::{Experts, LayerForm, RouterInput, is_one};
+use super::form::{Experts, LayerForm, RouterInput, is_one, one};
 use crate::error::excerpt;
 use crate::exp::silu;
 use serde::{Deserialize, Serialize};
@@ -277,10 +277,6 @@ pub struct ModelConfig {
     /// Logits are multiplied by this.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub logit_scale: f32,
-}
-
-fn one() -> f32 {
-    1.0
 }
 
 impl ModelConfig {

@@ -72,7 +72,7 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-fn one() -> f32 {
+pub(super) fn one() -> f32 {
     1.0
 }
 
