@@ -5,14 +5,15 @@ mod support;
 
 use dynamicinfer::Error;
 use dynamicinfer::cpu::Kernels;
+use dynamicinfer::device::VirtualDevice;
 use dynamicinfer::engine::{Engine, Logits};
 use dynamicinfer::formats::rows::Quant;
-use dynamicinfer::model::{KvCache, KvType, ModelConfig};
+use dynamicinfer::model::{KvCache, KvType, Model, ModelConfig};
 use dynamicinfer::open::{EngineOptions, Quiet, open};
 use dynamicinfer::prng::Prng;
 use dynamicinfer::tokenizer::Special;
 use std::path::Path;
-use support::{error, opened};
+use support::{RATES, error, on_device, opened};
 
 const CONTEXT: usize = 256;
 
@@ -254,5 +255,65 @@ fn a_stopped_chunk_leaves_no_trace() {
             assert_eq!(engine.forward(&mut again, &tokens(3), Logits::Last), &want[..], "{name}, before layer {stop}");
         }
         assert_eq!(engine.forward(&mut kv, &tokens(3), Logits::Last), &want[..], "{name}");
+    }
+}
+
+/// A model whose every second layer sees 40 positions back.
+fn windowed(dir: &Path) -> Model {
+    let mut model = opened(dir, "mistral", Quant::F32);
+    model.config.window = Some(40);
+    model.config.form.windowed = (0..model.config.layers).map(|layer| layer % 2 == 1).collect();
+    model
+}
+
+/// More tokens than a layer with a window keeps, in chunks.
+fn read(engine: &mut Engine, kv: &mut KvCache) {
+    let tokens: Vec<u32> = (0..4400).map(|i| 5 + i * 37 % 90).collect();
+    tokens.chunks(256).for_each(|chunk| {
+        engine.forward(kv, chunk, Logits::None);
+    });
+}
+
+/// What a layer with a window has given up changes no bit.
+#[test]
+fn a_long_text_goes_on_as_if_nothing_had_been_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = Engine::new(windowed(dir.path()), 2, Kernels::best());
+    let all = ModelConfig { window: None, ..engine.model.config.clone() };
+    let mut some = cache(&engine, 5000, KvType::F32);
+    let mut all = KvCache::new(&all, 5000, KvType::F32).unwrap();
+    read(&mut engine, &mut some);
+    read(&mut engine, &mut all);
+    assert_eq!((some.reach(100), all.reach(100)), (0, 100));
+    for token in 5..13 {
+        let want = engine.forward(&mut all, &[token], Logits::Last).to_vec();
+        assert_eq!(engine.forward(&mut some, &[token], Logits::Last), &want[..]);
+    }
+}
+
+/// A device with room for one text gets a long one anew at each turn, of which the host has given up a part.
+#[test]
+fn two_long_texts_take_turns_on_a_device_with_room_for_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut host = Engine::new(windowed(dir.path()), 2, Kernels::best());
+    let mut both = Engine::new(windowed(dir.path()), 2, Kernels::best());
+    let slots = vec![both.model.config.ffn / 3; both.model.config.layers];
+    let device = Box::new(VirtualDevice::new(u64::MAX, RATES));
+    // SAFETY: the engine has both.
+    let mut split = unsafe { on_device(&both.model, device, &slots) }.unwrap();
+    let model = both.model.clone();
+    split.set_sequences(&model, 5000, 0).unwrap();
+    split.set_sequences(&model, 5000, 1).unwrap();
+    both.split = Some(split);
+    let mut texts = |engine: &mut Engine| {
+        let mut texts = [cache(engine, 5000, KvType::F16), cache(engine, 5000, KvType::F16)];
+        read(engine, &mut texts[0]);
+        engine.forward(&mut texts[1], &[5; 30], Logits::None);
+        assert_eq!(texts[0].reach(100), 0);
+        let step = |i: usize| engine.forward(&mut texts[i % 2], &[7 + i as u32], Logits::Last).to_vec();
+        (0..8).map(step).collect::<Vec<_>>()
+    };
+    for (step, (on_device, on_host)) in texts(&mut both).iter().zip(texts(&mut host)).enumerate() {
+        assert!(error(on_device, &on_host) < 5e-3, "step {step}: {}", error(on_device, &on_host));
     }
 }

@@ -42,7 +42,7 @@ fn cycle(files: &[(String, String)], left_out: &[&str]) -> Option<String> {
             let (folder, below) = if at.len() < other.len() { (at, other) } else { (other, at) };
             at != other && !(below.starts_with(folder) && left_out.contains(&folder.join("/").as_str()))
         };
-        let files = targets.filter(counts).filter_map(|target| names.get(&target).copied());
+        let files = targets.filter(counts).filter(|target| !target.is_empty()).map(|target| names[&target]);
         uses.insert(names[at], files.collect());
     }
     // What uses nothing that is left, or is used by nothing that is left, is in no cycle.
