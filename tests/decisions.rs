@@ -303,7 +303,6 @@ fn by_simulator(trace: &TraceFile, case: &Case, real: &Footprint) -> Vec<Vec<Mov
         device: true,
         predictor_bytes: 0,
         kv_bytes: 0,
-        host_kv_bytes: 0,
         thresholds: trace.header().thresholds(None),
         contention: false,
         calls: Calls::PerDecision,

@@ -305,7 +305,7 @@ fn two_long_texts_take_turns_on_a_device_with_room_for_one() {
     split.set_sequences(&model, 5000, 0).unwrap();
     split.set_sequences(&model, 5000, 1).unwrap();
     both.split = Some(split);
-    let mut texts = |engine: &mut Engine| {
+    let texts = |engine: &mut Engine| {
         let mut texts = [cache(engine, 5000, KvType::F16), cache(engine, 5000, KvType::F16)];
         read(engine, &mut texts[0]);
         engine.forward(&mut texts[1], &[5; 30], Logits::None);
