@@ -92,6 +92,7 @@ fn attention_that_is_copied_gives_the_same_bits() {
         "k256-moe.q4_k_m.gguf",
         "qwen2-moe",
         "gpt-oss.mxfp4.gguf",
+        "gemma3",
         "smallthinker by neuron",
     ];
     for name in names {

@@ -16,8 +16,9 @@ use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, PartName, Request
 use dynamicinfer::prng::Prng;
 use support::{RATES, error, on_device, opened};
 
-/// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts.
-const FAMILIES: [&str; 11] = [
+/// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts, norms on
+/// both sides with two rotations.
+const FAMILIES: [&str; 12] = [
     "llama",
     "opt",
     "mistral",
@@ -29,6 +30,7 @@ const FAMILIES: [&str; 11] = [
     "qwen3",
     "qwen3-moe",
     "qwen2-moe",
+    "gemma3",
 ];
 const CONTEXT: usize = 96;
 /// Sums of f32 in another order: tiles of several columns and units of a longer list of neurons.

@@ -30,10 +30,11 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 17] = [
+const DIRECTORIES: [&str; 18] = [
     "bamboo",
     "falcon",
     "falcon-40b",
+    "gemma3",
     "llama",
     "llama-linear-rope",
     "llama-tied",
@@ -50,10 +51,11 @@ const DIRECTORIES: [&str; 17] = [
     "turbosparse-mixtral",
 ];
 
-const GGUFS: [&str; 16] = [
+const GGUFS: [&str; 17] = [
     "bamboo.gguf",
     "falcon.gguf",
     "falcon-40b.gguf",
+    "gemma3.gguf",
     "gpt-oss.mxfp4.gguf",
     "llama.gguf",
     "llama-linear-rope.q8_0.gguf",

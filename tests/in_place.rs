@@ -41,7 +41,7 @@ fn error(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// GGUF, the reference's name, and whether its weights are quantised.
-const MODELS: [(&str, &str, bool); 20] = [
+const MODELS: [(&str, &str, bool); 21] = [
     ("llama.gguf", "llama", false),
     ("llama-tied.gguf", "llama-tied", false),
     ("mistral.gguf", "mistral", false),
@@ -58,6 +58,7 @@ const MODELS: [(&str, &str, bool); 20] = [
     ("qwen3-moe.gguf", "qwen3-moe", false),
     ("mixtral.split.gguf", "mixtral", false),
     ("smallthinker.gguf", "smallthinker", false),
+    ("gemma3.gguf", "gemma3", false),
     ("qwen2-moe.gguf", "qwen2-moe", false),
     ("k256.q4_k_m.gguf", "k256.q4_k_m", true),
     ("k256.q6_k.gguf", "k256.q6_k", true),

@@ -37,7 +37,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 46] = [
+const MODELS: [(&str, &str); 49] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -84,6 +84,9 @@ const MODELS: [(&str, &str); 46] = [
     ("smallthinker-4b.gguf", "smallthinker-4b"),
     ("qwen2-moe", "qwen2-moe"),
     ("qwen2-moe.gguf", "qwen2-moe"),
+    ("gemma3", "gemma3"),
+    ("gemma3.gguf", "gemma3"),
+    ("gemma3-27b", "gemma3-27b"),
 ];
 
 #[test]
@@ -99,7 +102,19 @@ fn every_family_and_format_agrees_with_transformers() {
 /// Fused and interleaved queries, keys and values are told apart, norms of other names are found, `down` is turned.
 #[test]
 fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
-    let twins = ["llama", "mistral", "qwen2", "qwen3", "relullama", "bamboo", "opt", "falcon", "falcon-40b", "minicpm"];
+    let twins = [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "relullama",
+        "bamboo",
+        "opt",
+        "falcon",
+        "falcon-40b",
+        "minicpm",
+        "gemma3",
+    ];
     let twins = twins.map(|twin| (twin, format!("{twin}.gguf")));
     for (model, gguf) in twins.into_iter().chain([("relufalcon", "relufalcon.powerinfer.gguf".into())]) {
         let dir = tempfile::tempdir().unwrap();

@@ -60,6 +60,8 @@ pub(super) struct Buffers {
     pub logit_rows: Vec<usize>,
     /// Residual stream, `[n, hidden]`.
     pub x: Vec<f32>,
+    /// The residual while an FFN's output that is normed before it is added stands in `x`, `[n, hidden]`; then that output.
+    pub residual: Vec<f32>,
     /// `[n, hidden]`
     pub normed: Vec<f32>,
     /// `[n, qkv_dim]`

@@ -15,6 +15,7 @@ use super::split::Split;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Read, Stage, Timeline};
+use crate::model::config::ModelConfig;
 use crate::model::layer::{Norms, RouterInput};
 use crate::model::weights::Layer;
 use crate::model::{ExpertWeights, FfnWeights};
@@ -43,6 +44,51 @@ impl Host<'_> {
                 timeline.note(note, now, Read { host: report.ffn_bytes, ..Read::default() });
             }
             (None, None) => {}
+        }
+    }
+
+    /// Adds what the FFN makes of the residual to `buffers.x`.
+    fn add_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
+        if let FfnWeights::Experts(weights) = &pass.model.layers[l].ffn {
+            begin_output(pass.buffers, &pass.model.layers[l]);
+            return add_experts(pass, l, weights);
+        }
+        let will_compute = ffn_input(pass, l, wanted);
+        pass.show(l, will_compute);
+        begin_output(pass.buffers, &pass.model.layers[l]);
+        let n = pass.n();
+        if will_compute == WillCompute::Active {
+            return add_active(pass, l);
+        }
+        let Pass { model, pool, kernels, buffers: b, sparsity, cached, probe, .. } = pass;
+        let (c, layer, activation_threshold) = (&model.config, &model.layers[l], sparsity.activation_threshold(l));
+        if c.layer(l).norms.parallel() {
+            add_attention(pool, b, c, layer);
+        }
+        let Buffers { tiles, ffn: scratch, x, columns, gates, predicted, .. } = &mut **b;
+        let work = match wanted {
+            Wanted::All => Work::All,
+            Wanted::Gates => Work::Gates(gates),
+            Wanted::Selected => Work::Selected(&predicted.selections[l]),
+            Wanted::Experts => unreachable!("experts are computed above"),
+        };
+        let compute = Compute { pool, kernels, config: c, tiles };
+        let read = match cached {
+            Some(cached) => {
+                let tools = CachedTools { compute, layer: (l, layer), x: columns };
+                cached.ffn(tools, work, activation_threshold, scratch, x)
+            }
+            None => ffn::ffn(compute, layer, columns, work, activation_threshold, scratch, x),
+        };
+        let selection = (will_compute == WillCompute::Selection).then(|| &predicted.selections[l]);
+        probe.report.add_layer((l, layer), c, n, wanted, selection, read);
+        if n > MAX_COLUMNS
+            && !self.embeds
+            && let Some(migrator) = self.split.as_mut().and_then(|split| split.migrator.as_mut())
+        {
+            b.ffn.counts(c, Neurons::All(c.ffn), n, activation_threshold, &mut b.counts);
+            let first = b.positions[0];
+            migrator.prompt(l, first.position, n, pass.caches[first.sequence].id(), &b.counts);
         }
     }
 }
@@ -90,7 +136,7 @@ impl Executor for Host<'_> {
         columns.scale = ffn.inputs.take(Input::Output, attended);
         linear(pool, kernels, &layer.o, attended, n, columns, projected);
         if !c.layer(l).norms.parallel() {
-            add_attention(b, layer);
+            add_attention(pool, b, c, layer);
         }
     }
 
@@ -124,45 +170,8 @@ impl Executor for Host<'_> {
     }
 
     fn ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
-        if let FfnWeights::Experts(weights) = &pass.model.layers[l].ffn {
-            return add_experts(pass, l, weights);
-        }
-        let will_compute = ffn_input(pass, l, wanted);
-        pass.show(l, will_compute);
-        let n = pass.n();
-        if will_compute == WillCompute::Active {
-            return add_active(pass, l);
-        }
-        let Pass { model, pool, kernels, buffers: b, sparsity, cached, probe, .. } = pass;
-        let (c, layer, activation_threshold) = (&model.config, &model.layers[l], sparsity.activation_threshold(l));
-        if c.layer(l).norms.parallel() {
-            add_attention(b, layer);
-        }
-        let Buffers { tiles, ffn: scratch, x, columns, gates, predicted, .. } = &mut **b;
-        let work = match wanted {
-            Wanted::All => Work::All,
-            Wanted::Gates => Work::Gates(gates),
-            Wanted::Selected => Work::Selected(&predicted.selections[l]),
-            Wanted::Experts => unreachable!("experts are computed above"),
-        };
-        let compute = Compute { pool, kernels, config: c, tiles };
-        let read = match cached {
-            Some(cached) => {
-                let tools = CachedTools { compute, layer: (l, layer), x: columns };
-                cached.ffn(tools, work, activation_threshold, scratch, x)
-            }
-            None => ffn::ffn(compute, layer, columns, work, activation_threshold, scratch, x),
-        };
-        let selection = (will_compute == WillCompute::Selection).then(|| &predicted.selections[l]);
-        probe.report.add_layer((l, layer), c, n, wanted, selection, read);
-        if n > MAX_COLUMNS
-            && !self.embeds
-            && let Some(migrator) = self.split.as_mut().and_then(|split| split.migrator.as_mut())
-        {
-            b.ffn.counts(c, Neurons::All(c.ffn), n, activation_threshold, &mut b.counts);
-            let first = b.positions[0];
-            migrator.prompt(l, first.position, n, pass.caches[first.sequence].id(), &b.counts);
-        }
+        self.add_ffn(pass, l, wanted);
+        end_output(pass, l);
     }
 
     fn logits(&mut self, pass: &mut Pass<'_, '_>) {
@@ -193,12 +202,42 @@ impl Executor for Host<'_> {
     }
 }
 
-/// Adds attention's output to the residual.
-fn add_attention(b: &mut Buffers, layer: &Layer) {
+/// Adds attention's output to the residual, normed where the layer norms it.
+fn add_attention(pool: &mut ThreadPool, b: &mut Buffers, c: &ModelConfig, layer: &Layer) {
+    if let Some([norm, _]) = &layer.post_norms {
+        if !layer.o_bias.is_empty() {
+            b.projected.chunks_exact_mut(layer.o_bias.len()).for_each(|out| math::add(out, &layer.o_bias));
+        }
+        let (h, projected) = (c.hidden, &b.projected);
+        each(pool, b.positions.len(), &mut b.normed, |t, out| {
+            math::norm(c.norm, norm, &projected[t * h..(t + 1) * h], out);
+        });
+        return math::add(&mut b.x, &b.normed);
+    }
     math::add(&mut b.x, &b.projected);
     if !layer.o_bias.is_empty() {
         b.x.chunks_exact_mut(layer.o_bias.len()).for_each(|x| math::add(x, &layer.o_bias));
     }
+}
+
+/// Puts the residual aside where the layer norms the FFN's output: what is added to `buffers.x` from here on is that output.
+fn begin_output(b: &mut Buffers, layer: &Layer) {
+    if layer.post_norms.is_some() {
+        b.residual.resize(b.x.len(), 0.0);
+        std::mem::swap(&mut b.x, &mut b.residual);
+        b.x.fill(0.0);
+    }
+}
+
+/// Adds the normed output of the FFN to the residual, where [`begin_output`] has put that aside.
+fn end_output(pass: &mut Pass<'_, '_>, l: usize) {
+    let Pass { model, pool, buffers: b, .. } = pass;
+    let (c, h) = (&model.config, model.config.hidden);
+    let Some([_, norm]) = &model.layers[l].post_norms else { return };
+    std::mem::swap(&mut b.x, &mut b.residual);
+    let (n, output) = (b.positions.len(), &b.residual);
+    each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, norm, &output[t * h..(t + 1) * h], out));
+    math::add(&mut b.x, &b.normed);
 }
 
 /// Normalises the residual into `buffers.normed`.
@@ -251,7 +290,7 @@ fn add_active(pass: &mut Pass<'_, '_>, l: usize) {
     let Pass { model, pool, kernels, buffers: b, sparsity, probe, .. } = pass;
     let (c, layer) = (&model.config, &model.layers[l]);
     if c.layer(l).norms.parallel() {
-        add_attention(b, layer);
+        add_attention(pool, b, c, layer);
     }
     let Buffers { tiles, ffn: scratch, x, columns, true_gates, activations, .. } = &mut **b;
     let mut compute = Compute { pool, kernels, config: c, tiles };

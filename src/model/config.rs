@@ -1,6 +1,6 @@
 //! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
 
-use super::form::{Experts, LayerForm, RouterInput, is_one, one};
+use super::form::{Experts, LayerForm, OwnForm, RouterInput, is_one, one};
 use crate::error::excerpt;
 use crate::exp::silu;
 use serde::{Deserialize, Serialize};
@@ -297,9 +297,6 @@ impl ModelConfig {
         let bounds = [
             ("hidden size", self.hidden, 1 << 17),
             ("layer count", self.layers, MAX_LAYERS),
-            ("head count", self.heads, 1 << 12),
-            ("key/value head count", self.kv_heads, 1 << 12),
-            ("head dimension", self.head_dim, 1 << 12),
             ("FFN size", self.ffn, MAX_WIDTH),
             ("vocabulary size", self.vocab, 1 << 22),
             ("context length", self.context, 1 << 24),
@@ -309,12 +306,7 @@ impl ModelConfig {
                 return Err(format!("{what} is {value}; it must be 1 to {top}"));
             }
         }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(format!("{} heads cannot share {} key/value heads", self.heads, self.kv_heads));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(format!("head dimension {} is odd", self.head_dim));
-        }
+        check_heads(self.heads, self.kv_heads, self.head_dim)?;
         let (Norm::Rms(eps) | Norm::Layer(eps)) = self.norm;
         if !(eps > 0.0 && eps < 0.1) {
             return Err(format!("norm epsilon {eps} is not between 0 and 0.1"));
@@ -324,12 +316,7 @@ impl ModelConfig {
         }
         self.check_form()?;
         match &self.positions {
-            Positions::Rope { frequencies } if frequencies.len() != self.head_dim / 2 => {
-                Err(format!("{} RoPE frequencies for head dimension {}", frequencies.len(), self.head_dim))
-            }
-            Positions::Rope { frequencies } if !frequencies.iter().all(|f| f.is_finite() && *f >= 0.0) => {
-                Err("a RoPE frequency is not a finite positive number".into())
-            }
+            Positions::Rope { frequencies } => check_frequencies(frequencies, self.head_dim),
             Positions::Learned { offset } if *offset > 1 << 12 => {
                 Err(format!("{offset} positions before the first; it must be 0 to 4096"))
             }
@@ -397,8 +384,31 @@ impl ModelConfig {
         if self.form.qk_norm && matches!(self.norm, Norm::Layer(_)) {
             return Err("LayerNorms of queries and keys are not supported".into());
         }
-        match self.layer(0).not_built() {
-            Some(what) => Err(format!("{what}, which is not supported")),
+        if self.form.norms.after() && (self.form.residual_scale != 1.0 || matches!(self.norm, Norm::Layer(_))) {
+            return Err("norms behind attention and FFN beside LayerNorm or a residual scale are not supported".into());
+        }
+        if self.form.query_scale != 1.0 && !(self.form.qk_norm && (0.01..=100.0).contains(&self.form.query_scale)) {
+            return Err(format!(
+                "queries are multiplied by {}; it must be 0.01 to 100, and the queries must be normed",
+                self.form.query_scale
+            ));
+        }
+        self.form.own.iter().try_for_each(|own| self.check_own(own))
+    }
+
+    /// Checks what a group of layers has of its own.
+    fn check_own(&self, own: &OwnForm) -> Result<(), String> {
+        let Some(&first) = own.layers.first() else { return Err("a group of layers has no layers".into()) };
+        if !own.layers.is_sorted_by(|a, b| a < b) || own.layers.last().is_some_and(|&last| last >= self.layers) {
+            return Err(format!("a group of layers is not in ascending order or beyond layer {}", self.layers - 1));
+        }
+        let a = self.attention(first);
+        check_heads(a.heads, a.kv_heads, a.head_dim)?;
+        match &own.frequencies {
+            Some(frequencies) => check_frequencies(frequencies, a.head_dim),
+            None if own.head_dim.is_some_and(|dim| dim != self.head_dim) && !a.rotary.is_empty() => {
+                Err(format!("layers with heads of {} numbers have no RoPE frequencies of their own", a.head_dim))
+            }
             None => Ok(()),
         }
     }
@@ -414,6 +424,32 @@ impl ModelConfig {
         *epsilon /= scale * scale;
         self.embedding_scale /= scale;
         self
+    }
+}
+
+/// Checks the heads of an attention.
+fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) -> Result<(), String> {
+    let sizes = [("head count", heads), ("key/value head count", kv_heads), ("head dimension", head_dim)];
+    if let Some((what, value)) = sizes.into_iter().find(|(_, value)| !(1..=1 << 12).contains(value)) {
+        return Err(format!("{what} is {value}; it must be 1 to 4096"));
+    }
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(format!("{heads} heads cannot share {kv_heads} key/value heads"));
+    }
+    if !head_dim.is_multiple_of(2) {
+        return Err(format!("head dimension {head_dim} is odd"));
+    }
+    Ok(())
+}
+
+/// Checks the radians per position of an attention with heads of `head_dim` numbers.
+fn check_frequencies(frequencies: &[f32], head_dim: usize) -> Result<(), String> {
+    if frequencies.len() != head_dim / 2 {
+        return Err(format!("{} RoPE frequencies for head dimension {head_dim}", frequencies.len()));
+    }
+    match frequencies.iter().all(|f| f.is_finite() && *f >= 0.0) {
+        true => Ok(()),
+        false => Err("a RoPE frequency is not a finite positive number".into()),
     }
 }
 

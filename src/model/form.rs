@@ -26,6 +26,16 @@ impl Norms {
     pub fn parallel(self) -> bool {
         matches!(self, Norms::Parallel | Norms::ParallelShared)
     }
+
+    /// Whether attention and FFN read a norm of the residual; otherwise they read the residual itself.
+    pub fn before(self) -> bool {
+        self != Norms::After
+    }
+
+    /// Whether the outputs of attention and FFN are normed before they are added to the residual.
+    pub fn after(self) -> bool {
+        matches!(self, Norms::After | Norms::Around)
+    }
 }
 
 /// A mixture of experts: several FFNs of [`super::ModelConfig::ffn`] neurons, of which a router chooses a few for each token. The FFN's
@@ -211,6 +221,39 @@ pub struct LayerForm {
     pub rotated: Vec<bool>,
     /// Which layers see [`super::ModelConfig::window`] positions back and no more, `[layers]`; empty where all do.
     pub windowed: Vec<bool>,
+    /// Queries are multiplied by this beside 1 / sqrt(head_dim). It is part of the queries' norm once a model is open.
+    #[serde(skip_serializing_if = "is_one")]
+    pub query_scale: f32,
+    /// Layers that differ from the others, in groups.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub own: Vec<OwnForm>,
+}
+
+/// What a group of layers has otherwise than the model's others; `None` where it is the same.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OwnForm {
+    /// Numbers of the layers, ascending.
+    pub layers: Vec<usize>,
+    /// Query heads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heads: Option<usize>,
+    /// Heads of keys and values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_heads: Option<usize>,
+    /// Numbers of a head.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<usize>,
+    /// Radians per position of each pair, `[head_dim / 2]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frequencies: Option<Vec<f32>>,
+}
+
+impl OwnForm {
+    /// Whether layer number `layer` is one of the group.
+    pub fn has(&self, layer: usize) -> bool {
+        self.layers.binary_search(&layer).is_ok()
+    }
 }
 
 impl Default for LayerForm {
@@ -225,6 +268,8 @@ impl Default for LayerForm {
             rotary_scale: 1.0,
             rotated: Vec::new(),
             windowed: Vec::new(),
+            query_scale: 1.0,
+            own: Vec::new(),
         }
     }
 }

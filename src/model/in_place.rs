@@ -195,7 +195,7 @@ fn expert_biases(source: &Source, layer: usize) -> Result<ExpertBiases> {
 }
 
 fn norm(source: &Source, role: Role, layer: usize) -> Result<NormWeights> {
-    let weight = source.vector(source.weight(role, layer)?)?;
+    let weight = source.norm(role, layer)?;
     let bias = match source.config.norm {
         Norm::Layer(_) => source.bias(role, layer)?,
         Norm::Rms(_) => Vec::new(),
@@ -210,20 +210,27 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         let roles = if there { roles } else { &[] };
         Ok(roles.iter().map(|&role| source.bias(role, layer)).collect::<Result<Vec<_>>>()?.concat())
     };
-    let head_norm = |role| -> Result<NormWeights> {
-        Ok(NormWeights { weight: source.vector(source.weight(role, layer)?)?, bias: Vec::new() })
+    let head_norm =
+        |role| -> Result<NormWeights> { Ok(NormWeights { weight: source.norm(role, layer)?, bias: Vec::new() }) };
+    let norm_if = |role| match source.norms().any(|norm| norm == role) {
+        true => norm(source, role, layer),
+        false => Ok(NormWeights::NONE),
     };
-    let attn_norm = norm(source, Role::AttnNorm, layer)?;
+    let attn_norm = norm_if(Role::AttnNorm)?;
     let ffn_norm = match c.form.norms {
         Norms::ParallelShared => attn_norm.clone(),
-        _ => norm(source, Role::FfnNorm, layer)?,
+        _ => norm_if(Role::FfnNorm)?,
+    };
+    let post_norms = match c.form.norms.after() {
+        true => Some([norm_if(Role::AttnPostNorm)?, norm_if(Role::FfnPostNorm)?]),
+        false => None,
     };
     Ok(Layer {
         attn_norm,
         qkv: qkv(source, layer)?,
         qkv_bias: biases(c.attention_bias, &[Role::Q, Role::K, Role::V])?,
         qk_norm: match c.form.qk_norm {
-            true => Some([head_norm(Role::QNorm)?, head_norm(Role::KNorm)?]),
+            true => Some([head_norm(Role::QNorm)?.scaled(c.form.query_scale), head_norm(Role::KNorm)?]),
             false => None,
         },
         o: weight(Role::O)?,
@@ -233,6 +240,7 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
             false => Vec::new(),
         },
         ffn_norm,
+        post_norms,
         ffn: ffn(source, layer)?,
         up_bias: biases(c.ffn_bias, &[Role::Up])?,
         down_bias: biases(c.ffn_bias, &[Role::Down])?,

@@ -2,10 +2,10 @@
 //! are, it reads from [`ModelConfig`].
 //!
 //! [`LayerForm`] is what a packed model's header holds beside the sizes of [`ModelConfig`]; [`ModelConfig::layer`] puts both
-//! together for one layer. [`LayerData::not_built`] names what the data can describe and nothing computes yet.
+//! together for one layer.
 
 use super::config::{Activation, Ffn, ModelConfig, Positions};
-pub use super::form::{Experts, Groups, LayerForm, Norms, RouterInput, Scoring, SharedForm};
+pub use super::form::{Experts, Groups, LayerForm, Norms, OwnForm, RouterInput, Scoring, SharedForm};
 
 /// One layer of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -120,6 +120,17 @@ impl ModelConfig {
         (0..self.layers).map(|layer| self.attention(layer))
     }
 
+    /// The rotations that layers have, each once; where a layer's stands among them is [`ModelConfig::rotation_of`].
+    pub fn rotations(&self) -> Vec<&[f32]> {
+        let mut all: Vec<&[f32]> = Vec::new();
+        for rotary in self.attentions().map(|attention| attention.rotary).filter(|rotary| !rotary.is_empty()) {
+            if !all.contains(&rotary) {
+                all.push(rotary);
+            }
+        }
+        all
+    }
+
     /// The most that the attention of any layer has of something: what memory for all of them is made for.
     pub fn most_of_attention(&self, of: impl Fn(&Attention<'_>) -> usize) -> usize {
         self.attentions().map(|attention| of(&attention)).max().unwrap_or(0)
@@ -128,8 +139,11 @@ impl ModelConfig {
     /// What layer number `layer` is; the number is below [`ModelConfig::layers`].
     pub fn layer(&self, layer: usize) -> LayerData<'_> {
         let of = |layers: &[bool]| layers.get(layer).copied().unwrap_or(true);
+        let own = self.form.own.iter().find(|own| own.has(layer));
         let rotary: &[f32] = match &self.positions {
-            Positions::Rope { frequencies } if of(&self.form.rotated) => frequencies,
+            Positions::Rope { frequencies } if of(&self.form.rotated) => {
+                own.and_then(|own| own.frequencies.as_ref()).unwrap_or(frequencies)
+            }
             _ => &[],
         };
         let ffn = match self.form.experts {
@@ -147,9 +161,9 @@ impl ModelConfig {
             },
         };
         let mixer = Mixer::Attention(Attention {
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
+            heads: own.and_then(|own| own.heads).unwrap_or(self.heads),
+            kv_heads: own.and_then(|own| own.kv_heads).unwrap_or(self.kv_heads),
+            head_dim: own.and_then(|own| own.head_dim).unwrap_or(self.head_dim),
             window: self.window.filter(|_| of(&self.form.windowed)),
             rotary,
             rotary_scale: self.form.rotary_scale,
@@ -190,17 +204,5 @@ impl ModelConfig {
     /// Neurons of an FFN of layer `layer`, or of one of its experts.
     pub fn width(&self, layer: usize) -> usize {
         self.form.widths.get(layer).copied().unwrap_or(self.ffn)
-    }
-}
-
-impl LayerData<'_> {
-    /// A part of this layer that nothing computes yet, as a clause for a message; `None` if all of it can be computed.
-    pub fn not_built(&self) -> Option<String> {
-        let norms = match self.norms {
-            Norms::After => "its layers have norms after attention and FFN",
-            Norms::Around => "its layers have norms before and after attention and FFN",
-            _ => return None,
-        };
-        Some(norms.to_owned())
     }
 }

@@ -40,6 +40,10 @@ pub enum Role {
     Sinks,
     /// Numbers that are added to a router's scores for choosing only, `[experts]`; absent where there are none.
     SelectionBias,
+    /// The norm of attention's output, `[hidden]`; absent, as the next, where outputs are added as they are.
+    AttnPostNorm,
+    /// The norm of the FFN's output, `[hidden]`.
+    FfnPostNorm,
     /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
     SharedGate,
     /// The shared expert's up, `[its neurons, hidden]`.

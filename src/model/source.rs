@@ -116,7 +116,29 @@ impl Source {
         })
     }
 
-    /// A norm's weight, or any other vector, as numbers.
+    /// The norms of a layer beside those of heads.
+    pub fn norms(&self) -> impl Iterator<Item = Role> {
+        let norms = self.config.form.norms;
+        let of = [
+            (norms.before(), Role::AttnNorm),
+            (norms.before() && norms != Norms::ParallelShared, Role::FfnNorm),
+            (norms.after(), Role::AttnPostNorm),
+            (norms.after(), Role::FfnPostNorm),
+        ];
+        of.into_iter().filter_map(|(there, role)| there.then_some(role))
+    }
+
+    /// A norm's weight as numbers.
+    ///
+    /// # Errors
+    /// As [`Source::weight`] and [`Source::vector`].
+    pub fn norm(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
+        let mut weight = self.vector(self.weight(role, layer)?)?;
+        weight.iter_mut().for_each(|weight| *weight += self.names.norm_offset);
+        Ok(weight)
+    }
+
+    /// A vector as numbers.
     ///
     /// # Errors
     /// [`Error::BadFile`] if it is quantised or holds a number that is not finite.
@@ -202,7 +224,7 @@ impl Source {
         match role {
             Role::Embed | Role::Head => vec![c.vocab, c.hidden],
             Role::Positions => vec![self.position_rows(), c.hidden],
-            Role::OutNorm | Role::AttnNorm | Role::FfnNorm => vec![c.hidden],
+            Role::OutNorm | Role::AttnNorm | Role::FfnNorm | Role::AttnPostNorm | Role::FfnPostNorm => vec![c.hidden],
             Role::Q | Role::K | Role::V if self.names.fused() => vec![a.qkv_dim(), c.hidden],
             Role::Q => vec![a.q_dim(), c.hidden],
             Role::K | Role::V => vec![a.kv_dim(), c.hidden],
@@ -274,6 +296,13 @@ impl Source {
         }
         if has(&["post_ffw_norm.", "post_feedforward_layernorm."]) {
             form.norms = if has(&["attn_norm.", "input_layernorm."]) { Norms::Around } else { Norms::After };
+            if !self.names.has(Role::FfnPostNorm) {
+                let why = format!(
+                    "its layers have norms behind attention and FFN, which is not supported for {}",
+                    self.config.family
+                );
+                return Err(Error::bad(&self.path, "", why));
+            }
         }
         self.config.check().map_err(|why| Error::bad(&self.path, "", why))
     }
@@ -291,10 +320,8 @@ impl Source {
             self.weight(Role::Positions, 0)?;
         }
         for layer in 0..c.layers {
-            let mut roles = vec![Role::AttnNorm, Role::Q, Role::K, Role::V, Role::O];
-            if c.form.norms != Norms::ParallelShared {
-                roles.push(Role::FfnNorm);
-            }
+            let mut roles = vec![Role::Q, Role::K, Role::V, Role::O];
+            roles.extend(self.norms());
             if c.form.qk_norm {
                 roles.extend([Role::QNorm, Role::KNorm]);
             }
@@ -326,10 +353,8 @@ impl Source {
             }
             for role in roles {
                 let view = self.weight(role, layer)?;
-                if matches!(
-                    role,
-                    Role::AttnNorm | Role::FfnNorm | Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter
-                ) {
+                let is_small = matches!(role, Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter);
+                if is_small || self.norms().any(|norm| norm == role) {
                     check_vector(view)?;
                 }
                 let biased = match role {

@@ -27,6 +27,9 @@ pub struct NormWeights {
 }
 
 impl NormWeights {
+    /// Of a layer that does not norm.
+    pub(crate) const NONE: NormWeights = NormWeights { weight: Vec::new(), bias: Vec::new() };
+
     /// The same norm with a result that is `scale` times as large.
     pub(super) fn scaled(mut self, scale: f32) -> NormWeights {
         self.weight.iter_mut().chain(&mut self.bias).for_each(|weight| *weight *= scale);
@@ -36,7 +39,7 @@ impl NormWeights {
 
 /// The weights of one layer.
 pub struct Layer {
-    /// The norm of attention's input.
+    /// The norm of attention's input; without weights where that is the residual itself.
     pub attn_norm: NormWeights,
     /// Queries, keys and values, `[q_dim + 2 kv_dim, hidden]`: the rows of q, then of k, then of v.
     pub qkv: Stacked,
@@ -50,8 +53,11 @@ pub struct Layer {
     pub o_bias: Vec<f32>,
     /// A score of each query head that takes part in its softmax, `[heads]`; empty where there are none.
     pub sinks: Vec<f32>,
-    /// The norm of the FFN's input; a copy of `attn_norm` where the layer has one norm for both.
+    /// The norm of the FFN's input; a copy of `attn_norm` where the layer has one norm for both, without weights where the input is the
+    /// residual itself.
     pub ffn_norm: NormWeights,
+    /// The norms of attention's and of the FFN's output; `None` where outputs are added as they are.
+    pub post_norms: Option<[NormWeights; 2]>,
     /// The weights of the FFN.
     pub ffn: FfnWeights,
     /// `[ffn]`; empty where the family has none.
@@ -460,11 +466,19 @@ impl Sections<'_> {
             Some(_) => return Err(self.bad(&name("order"), "does not hold one number per neuron".into())),
             None => Permutation::identity(),
         };
-        let attn_norm = self.norm(&name("attn_norm"), c)?;
-        let a = c.attention(layer);
-        let ffn_norm = match c.layer(layer).norms {
+        let (a, norms) = (c.attention(layer), c.layer(layer).norms);
+        let norm_if = |there: bool, part: &str| match there {
+            true => self.norm(&name(part), c),
+            false => Ok(NormWeights::NONE),
+        };
+        let attn_norm = norm_if(norms.before(), "attn_norm")?;
+        let ffn_norm = match norms {
             Norms::ParallelShared => attn_norm.clone(),
-            _ => self.norm(&name("ffn_norm"), c)?,
+            _ => norm_if(norms.before(), "ffn_norm")?,
+        };
+        let post_norms = match norms.after() {
+            true => Some([self.norm(&name("attn_post_norm"), c)?, self.norm(&name("ffn_post_norm"), c)?]),
+            false => None,
         };
         Ok(Layer {
             attn_norm,
@@ -472,7 +486,8 @@ impl Sections<'_> {
             qkv_bias: self.vector_if(a.bias, &name("qkv_bias"), a.qkv_dim())?,
             qk_norm: match a.qk_norm {
                 true => {
-                    Some([self.head_norm(&name("q_norm"), a.head_dim)?, self.head_norm(&name("k_norm"), a.head_dim)?])
+                    let q = self.head_norm(&name("q_norm"), a.head_dim)?.scaled(c.form.query_scale);
+                    Some([q, self.head_norm(&name("k_norm"), a.head_dim)?])
                 }
                 false => None,
             },
@@ -480,6 +495,7 @@ impl Sections<'_> {
             o_bias: self.vector_if(a.output_bias, &name("o_bias"), c.hidden)?,
             sinks: Vec::new(),
             ffn_norm,
+            post_norms,
             ffn,
             up_bias: self.vector_if(c.ffn_bias, &name("up_bias"), c.ffn)?,
             down_bias: self.vector_if(c.ffn_bias, &name("down_bias"), c.hidden)?,

@@ -3,8 +3,11 @@
 use crate::model::config::Norm;
 use crate::model::weights::NormWeights;
 
-/// out = norm(x) * weight (+ bias); `[hidden]` each.
+/// out = norm(x) * weight (+ bias); `[hidden]` each. Without weights, as a layer has them that does not norm, out = x.
 pub fn norm(kind: Norm, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
+    if weights.weight.is_empty() {
+        return out.copy_from_slice(x);
+    }
     match kind {
         Norm::Rms(epsilon) => {
             let scale = 1.0 / (sum(x.iter().map(|v| v * v)) / x.len() as f32 + epsilon).sqrt();

@@ -163,7 +163,7 @@ impl Job<'_> {
     }
 
     pub fn norm(&self, writer: &mut Writer, name: &str, role: Role, layer: usize) -> Result<()> {
-        vector(writer, name, &self.source.vector(self.source.weight(role, layer)?)?)?;
+        vector(writer, name, &self.source.norm(role, layer)?)?;
         if matches!(self.source.config.norm, Norm::Layer(_)) {
             vector(writer, &format!("{name}_bias"), &self.source.bias(role, layer)?)?;
         }

@@ -10,7 +10,6 @@ use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::GROUP;
 use crate::ids::{Permutation, PublishedId};
 use crate::model::config::{ModelConfig, Positions};
-use crate::model::layer::Norms;
 use crate::model::source::{Role, Source};
 use crate::profile::Importance;
 use bytemuck::TransparentWrapper;
@@ -118,7 +117,10 @@ pub fn pack_weighted(
     job.norm(&mut writer, "out_norm", Role::OutNorm, 0)?;
     for layer in 0..c.layers {
         let name = |part: &str| format!("layer.{layer}.{part}");
-        job.norm(&mut writer, &name("attn_norm"), Role::AttnNorm, layer)?;
+        let (first, others): (Vec<Role>, Vec<Role>) = source.norms().partition(|role| *role == Role::AttnNorm);
+        for role in first {
+            job.norm(&mut writer, &name(part_of(role)), role, layer)?;
+        }
         let qkv = [(Role::Q, layer), (Role::K, layer), (Role::V, layer)];
         if job.have_one_type(&qkv)? {
             job.rows(&mut writer, &name("qkv"), c.hidden, &qkv)?;
@@ -135,15 +137,15 @@ pub fn pack_weighted(
         }
         if a.qk_norm {
             for (part, role) in [("q_norm", Role::QNorm), ("k_norm", Role::KNorm)] {
-                vector(&mut writer, &name(part), &source.vector(source.weight(role, layer)?)?)?;
+                vector(&mut writer, &name(part), &source.norm(role, layer)?)?;
             }
         }
         job.rows(&mut writer, &name("o"), a.q_dim(), &[(Role::O, layer)])?;
         if a.output_bias {
             vector(&mut writer, &name("o_bias"), &source.bias(Role::O, layer)?)?;
         }
-        if c.form.norms != Norms::ParallelShared {
-            job.norm(&mut writer, &name("ffn_norm"), Role::FfnNorm, layer)?;
+        for role in others {
+            job.norm(&mut writer, &name(part_of(role)), role, layer)?;
         }
         let order = options.orders.as_ref().map_or(&as_published, |orders| &orders[layer]);
         match types {
@@ -171,6 +173,16 @@ pub fn pack_weighted(
     writer.finish(Header { fingerprint, sources, quant, config, sections: Vec::new() })?;
     let (off, size) = job.down.into_inner().unwrap_or_else(|e| e.into_inner());
     Ok(Packed { down_error: (off > 0.0).then(|| (off / size).sqrt()) })
+}
+
+/// What a store calls a layer's norm.
+fn part_of(norm: Role) -> &'static str {
+    match norm {
+        Role::AttnNorm => "attn_norm",
+        Role::FfnNorm => "ffn_norm",
+        Role::AttnPostNorm => "attn_post_norm",
+        _ => "ffn_post_norm",
+    }
 }
 
 /// What packing has changed.

@@ -264,7 +264,7 @@ fn expert_biases(c: &ModelConfig) -> usize {
     c.form.experts.map_or(0, |experts| experts.count * of(experts))
 }
 
-/// Two norms, the biases, the sinks and the router of each layer, in f32.
+/// The norms, the biases, the sinks and the router of each layer, in f32.
 fn small_bytes(c: &ModelConfig) -> u64 {
     let there = |yes: bool, numbers: usize| if yes { numbers } else { 0 };
     let of_attention = |a: Attention<'_>| {
@@ -276,7 +276,10 @@ fn small_bytes(c: &ModelConfig) -> u64 {
     let biases = there(c.ffn_bias, c.ffn + c.hidden) + expert_biases(c);
     let router = c.form.experts.filter(Experts::routed).map_or(0, |experts| experts.count * c.hidden);
     let attention = c.attentions().map(of_attention).sum::<usize>();
-    c.layers as u64 * (2 * norm_bytes(c) + 4 * (biases + router) as u64) + 4 * attention as u64
+    // Norms before and behind attention and FFN, and where there are the latter the weights of one that makes zeros.
+    let norms = 2 * (u64::from(c.form.norms.before()) + u64::from(c.form.norms.after()));
+    let zeros = if c.form.norms.after() { norm_bytes(c) } else { 0 };
+    zeros + c.layers as u64 * (norms * norm_bytes(c) + 4 * (biases + router) as u64) + 4 * attention as u64
 }
 
 /// Everything that a pass needs besides weights: the engine's workspace for a chunk of [`CHUNK`] tokens; room for neuron blocks

@@ -18,8 +18,18 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-pub const FAMILIES: [&str; 8] =
-    ["relullama", "prosparse", "bamboo", "opt", "llama-relu2", "falcon", "relufalcon", "minicpm"];
+pub const FAMILIES: [&str; 10] = [
+    "relullama",
+    "prosparse",
+    "bamboo",
+    "opt",
+    "llama-relu2",
+    "falcon",
+    "relufalcon",
+    "minicpm",
+    "gemma3 with relu",
+    "gemma3 with relu, normed behind only",
+];
 /// Half of the cases in f32, where nothing but the order of sums differs.
 pub const QUANTS: [Quant; 6] = [Quant::F32, Quant::F32, Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];
 

@@ -15,7 +15,8 @@ use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::synth::Shape;
-use dynamicinfer::model::config::{Activation, Ffn};
+use dynamicinfer::model::config::{Activation, Ffn, NamedActivation};
+use dynamicinfer::model::layer::Norms;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::weights::{Layer, Matrix, NormWeights};
 use dynamicinfer::model::{BlockLayout, FfnWeights, Model, ModelConfig as Config, NeuronBlocks, Stacked};
@@ -104,12 +105,23 @@ pub fn request(vram: u64) -> Request {
     }
 }
 
-/// A fixture's published files.
+/// A fixture's published files: those of `NAME`, of `NAME with ACTIVATION`, or of `NAME .., normed behind only`, which leaves the norms before
+/// attention and FFN out.
 fn fixture(name: &str) -> Source {
+    let (named, behind_only) = match name.strip_suffix(", normed behind only") {
+        Some(named) => (named, true),
+        None => (name, false),
+    };
+    let (named, activation) = named.split_once(" with ").map_or((named, None), |(named, by)| (named, Some(by)));
+    let activation = activation.map(|name| NamedActivation::by_name(name, None).unwrap());
     // Also the tests of tools/cuda_on_cpu use these.
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|dir| dir.join("tests/fixtures/models"));
-    let from = folders.into_iter().map(|dir| dir.join(name)).find(|dir| dir.is_dir()).expect("a fixture of this name");
-    Source::open(&from, None).unwrap()
+    let from = folders.into_iter().map(|dir| dir.join(named)).find(|dir| dir.is_dir()).expect("a fixture of this name");
+    let mut source = Source::open(&from, activation).unwrap();
+    if behind_only {
+        source.config.form.norms = Norms::After;
+    }
+    source
 }
 
 /// The header of networks for this model, without tables.
@@ -196,6 +208,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         o_bias: Vec::new(),
         sinks: Vec::new(),
         ffn_norm: norm(),
+        post_norms: None,
         ffn: FfnWeights::Neurons(blocks),
         up_bias: if rng.below(2) == 0 { Vec::new() } else { numbers(rng, ffn, 0.3) },
         down_bias: Vec::new(),

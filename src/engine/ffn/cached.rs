@@ -64,16 +64,16 @@ pub struct HostBudget {
 
 /// A stand-in for a layer: biases and types, and a place for blocks. The down bias is added once, behind the last strip.
 fn stand_in(layer: &Layer) -> Layer {
-    let no_norm = || NormWeights { weight: Vec::new(), bias: Vec::new() };
     Layer {
-        attn_norm: no_norm(),
+        attn_norm: NormWeights::NONE,
         qkv: layer.qkv.clone(),
         qkv_bias: Vec::new(),
         qk_norm: None,
         o: layer.o,
         o_bias: Vec::new(),
         sinks: Vec::new(),
-        ffn_norm: no_norm(),
+        ffn_norm: NormWeights::NONE,
+        post_norms: None,
         ffn: layer.ffn.clone(),
         up_bias: layer.up_bias.clone(),
         down_bias: Vec::new(),

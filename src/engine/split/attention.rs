@@ -25,8 +25,11 @@ impl Split {
     /// Multiplies attention's output by the output matrix and adds it to the residual: the last that needs the layer's matrices. Of a chunk the
     /// neurons that are copied for this layer come before the next matrices, which then come while the device computes the next layer's attention.
     pub(super) fn add_attention(&mut self, c: &ModelConfig, l: usize) {
-        let (attended, residual) = (self.rows_of(self.workspace.attended, c.attention(l).q_dim()), self.residual(c));
-        self.launch(Call::Linear(self.weights.layers[l].o.call(self.rows.n, attended, residual, Then::Add)));
+        let (attended, sum) = (self.rows_of(self.workspace.attended, c.attention(l).q_dim()), self.sum(c));
+        let post_norm = self.weights.layers[l].post_norms.map(|[attention, _]| attention);
+        let then = if post_norm.is_some() { Then::Store } else { Then::Add };
+        self.launch(Call::Linear(self.weights.layers[l].o.call(self.rows.n, attended, sum, then)));
+        self.add_sum(c, post_norm);
         if let Some(streaming) = &mut self.attention_streaming {
             streaming.used(&mut *self.device, l, self.parts.count);
         }
@@ -45,9 +48,12 @@ impl Split {
     /// Rotates queries and keys, and adds keys and values to those on the device.
     pub(super) fn append(&mut self, c: &ModelConfig, l: usize) {
         let (heads, a) = (self.heads(l), c.attention(l));
-        let angles = match a.rotary.is_empty() {
-            true => self.weights.plain[0].into(),
-            false => self.rows_of(self.workspace.angles, a.head_dim),
+        let angles = match self.weights.layers[l].rotation {
+            None => self.weights.plain[0].into(),
+            Some(number) => {
+                let View { buffer, at } = self.rows_of(self.workspace.angles, a.head_dim);
+                View { buffer, at: at + 4 * (number * self.angles_of_rotation) as u64 }
+            }
         };
         let (qkv, positions) =
             (self.rows_of(self.workspace.qkv, a.qkv_dim()), self.rows_of(self.workspace.positions, 2));

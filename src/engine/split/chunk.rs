@@ -108,6 +108,7 @@ impl Split {
         if self.migrator.is_some() {
             self.count_on_cpu(pass, l);
         }
+        self.add_sum(c, self.ffn_post_norm(l));
         self.device.record(Stream::Compute, self.parts.marks().done[l % 2]);
         let divided = &self.parts.divided[l % 2];
         let (missing, on_cpu) = (divided.missing.len(), divided.on_cpu);
@@ -239,7 +240,7 @@ impl Split {
             x: self.input(c),
             products: self.workspace.products,
             counts: View { buffer: self.workspace.counts, at: counts as u64 },
-            out: self.residual(c),
+            out: self.sum(c),
         }
     }
 

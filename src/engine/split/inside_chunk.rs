@@ -57,6 +57,7 @@ impl Split {
         if on_cpu > 0 {
             self.add_partial(c);
         }
+        self.add_sum(c, self.ffn_post_norm(l));
         if self.migrator.is_some() {
             self.count_inside(pass, l, n, weights);
         }
@@ -165,7 +166,7 @@ impl Split {
             x: self.at(0),
             products: self.workspace.products,
             counts: self.workspace.counts.into(),
-            out: self.at(ExchangeLayout::new(n, c).residual()),
+            out: self.sum(c),
         }
     }
 

@@ -6,14 +6,14 @@ use super::weights::norm;
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Add, Call, Note, SparseFfn, Stage, Stream, Then};
+use crate::device::{Add, Buffer, Call, Note, SparseFfn, Stage, Stream, Then, View};
 use crate::engine::batch::TokenPosition;
 use crate::engine::embed::embed;
 use crate::engine::ffn::{self, CachedTools, Compute, Counts, Work};
 use crate::engine::forward::{Executor, Pass, Phase, Step};
 use crate::engine::probe::WillCompute;
 use crate::engine::sparsity::{Scored, Wanted};
-use crate::model::config::{ModelConfig, Positions};
+use crate::model::config::ModelConfig;
 use crate::model::layer::Norms;
 use crate::model::weights::Layer;
 use crate::ops::gates::gates;
@@ -82,7 +82,7 @@ impl Executor for Split {
         }
         let (input, residual) = (self.input(c), self.residual(c));
         self.note(Note::Compute(Some(Stage::Attention)));
-        self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].attn_norm, c.hidden, n, residual, input)));
+        self.norm_into(c, self.weights.layers[l].attn_norm, n, residual, input);
         let qkv = self.rows_of(self.workspace.qkv, c.attention(l).qkv_dim());
         for i in 0..self.weights.layers[l].qkv.len() {
             self.launch(Call::Linear(self.weights.layers[l].qkv[i].call(n, input, qkv, Then::Store)));
@@ -242,25 +242,25 @@ impl Split {
         kv.upload(&mut **device, &b.positions, pass.caches);
         let workspace = &self.workspace;
         let angles: &mut [f32] = bytemuck::cast_slice_mut(&mut self.host.angles);
-        let (scale, rotated) = (c.form.rotary_scale, c.most_of_attention(|a| a.head_dim));
         for (t, &TokenPosition { sequence, position }) in b.positions.iter().enumerate() {
             let index = kv.index_of(&pass.caches[sequence]) as u32;
             self.host.positions[2 * t..2 * t + 2].copy_from_slice(&[index, position as u32]);
-            if let Positions::Rope { frequencies } = &c.positions {
-                let pairs = angles[t * rotated..(t + 1) * rotated].chunks_exact_mut(2);
-                for (pair, f) in pairs.zip(frequencies) {
-                    let (sin, cos) = (position as f32 * f).sin_cos();
-                    pair.copy_from_slice(&[cos * scale, sin * scale]);
-                }
-            }
         }
         let n = b.positions.len();
         unsafe {
             device.copy_in(Stream::Compute, self.host.positions.as_ptr().cast(), n * 8, workspace.positions, 0);
-            if workspace.angles.bytes > 0 {
-                let bytes = n * rotated * 4;
-                device.copy_in(Stream::Compute, self.host.angles.as_ptr().cast(), bytes, workspace.angles, 0);
+        }
+        for (number, frequencies) in self.weights.rotations.iter().enumerate() {
+            let (dim, first) = (2 * frequencies.len(), number * self.angles_of_rotation);
+            let angles = &mut angles[first..first + n * dim];
+            for (pairs, token) in angles.chunks_exact_mut(dim).zip(&b.positions) {
+                for (pair, f) in pairs.chunks_exact_mut(2).zip(frequencies) {
+                    let (sin, cos) = (token.position as f32 * f).sin_cos();
+                    pair.copy_from_slice(&[cos * c.form.rotary_scale, sin * c.form.rotary_scale]);
+                }
             }
+            let (from, at) = (angles.as_ptr().cast(), 4 * first as u64);
+            unsafe { device.copy_in(Stream::Compute, from, n * dim * 4, workspace.angles, at) };
         }
     }
 
@@ -268,8 +268,35 @@ impl Split {
     pub(super) fn norm_ffn_input(&mut self, c: &ModelConfig, l: usize) {
         let (n, input, residual) = (self.rows.n, self.input(c), self.residual(c));
         if c.layer(l).norms != Norms::ParallelShared {
-            self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].ffn_norm, c.hidden, n, residual, input)));
+            self.norm_into(c, self.weights.layers[l].ffn_norm, n, residual, input);
         }
+        if c.layer(l).norms.after() {
+            let sum = self.sum(c);
+            self.launch(Call::Norm(norm(c.norm, self.weights.zeros, c.hidden, n, residual, sum)));
+        }
+    }
+
+    /// What a layer's attention or FFN reads: the norm of `n` columns, or the columns themselves in layers that do not norm them.
+    pub(super) fn norm_into(&mut self, c: &ModelConfig, weights: [Buffer; 2], n: usize, x: View, out: View) {
+        if c.form.norms.before() {
+            return self.launch(Call::Norm(norm(c.norm, weights, c.hidden, n, x, out)));
+        }
+        self.launch(Call::Norm(norm(c.norm, self.weights.zeros, c.hidden, n, x, out)));
+        self.launch(Call::Add(Add { count: n * c.hidden, from: x, to: out }));
+    }
+
+    /// Norms what attention or the FFN have made of the current part, where the layer does so, and adds it to the residual: the other outputs
+    /// are there already.
+    pub(super) fn add_sum(&mut self, c: &ModelConfig, weights: Option<[Buffer; 2]>) {
+        let Some(weights) = weights else { return };
+        let (n, sum, residual) = (self.rows.n, self.sum(c), self.residual(c));
+        self.launch(Call::Norm(norm(c.norm, weights, c.hidden, n, sum, sum)));
+        self.launch(Call::Add(Add { count: n * c.hidden, from: sum, to: residual }));
+    }
+
+    /// The norm of a layer's FFN's output, where it has one.
+    pub(super) fn ffn_post_norm(&self, l: usize) -> Option<[Buffer; 2]> {
+        self.weights.layers[l].post_norms.map(|[_, ffn]| ffn)
     }
 
     /// Puts on the stream what the device can do of an FFN before the host has seen the residual: the norm, the scores if it has the
@@ -473,6 +500,7 @@ impl Split {
         if !self.cache.layers[l].table.slots().is_empty() {
             self.add_output(c, n);
         }
+        self.add_sum(c, self.ffn_post_norm(l));
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].merge[1]);
         // Of whole experts it is known.
@@ -482,17 +510,17 @@ impl Split {
         }
     }
 
-    /// Adds the host's part of an FFN to the residual.
+    /// Adds the host's part of an FFN to the sum of its parts.
     pub(super) fn add_partial(&mut self, c: &ModelConfig) {
         let (count, partial) = (self.rows.n * c.hidden, self.rows_of(self.workspace.partial, c.hidden));
         let from = self.host.partial[self.rows.first * c.hidden..].as_ptr().cast();
         unsafe { self.device.copy_in(Stream::Compute, from, count * 4, partial.buffer, partial.at) };
-        self.launch(Call::Add(Add { count, from: partial, to: self.residual(c) }));
+        self.launch(Call::Add(Add { count, from: partial, to: self.sum(c) }));
     }
 
-    /// Adds what the device's last FFN call has made to the residual.
+    /// Adds what the device's last FFN call has made to the sum of its parts.
     pub(super) fn add_output(&mut self, c: &ModelConfig, n: usize) {
-        let (count, to) = (n * c.hidden, self.at(ExchangeLayout::new(n, c).residual()));
+        let (count, to) = (n * c.hidden, self.sum(c));
         self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
     }
 

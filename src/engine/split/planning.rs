@@ -94,4 +94,12 @@ impl Split {
     pub(super) fn residual(&self, c: &ModelConfig) -> View {
         self.at(ExchangeLayout::new(self.rows.all, c).residual() + self.rows.first * c.hidden)
     }
+
+    /// Where the current part's outputs of attention and FFN are added up: the residual, or by themselves where they are normed first.
+    pub(super) fn sum(&self, c: &ModelConfig) -> View {
+        match c.form.norms.after() {
+            true => self.rows_of(self.workspace.output_sum, c.hidden),
+            false => self.residual(c),
+        }
+    }
 }

@@ -93,7 +93,7 @@ impl Split {
             Some(Scorer::Sign { bits }) => {
                 // The input of the current layer's FFN has its own norm.
                 if ahead > 0 {
-                    self.launch(Call::Norm(norm(c.norm, self.weights.layers[l].ffn_norm, c.hidden, n, residual, x)));
+                    self.norm_into(c, self.weights.layers[l].ffn_norm, n, residual, x);
                 }
                 let x = if ahead > 0 { x } else { input };
                 self.launch(Call::SignScores(SignScores { hidden: c.hidden, ffn: c.ffn, n, bits, x, scores }));

@@ -47,6 +47,8 @@ pub struct Split {
     /// [`Split::chunk`]
     pub(super) chunk: usize,
     pub(super) weights: Weights,
+    /// Numbers of the workspace's and the host's angles that each rotation has.
+    pub(super) angles_of_rotation: usize,
     /// Copies attention's matrices that have no room on the device; `None`: all have.
     pub(super) attention_streaming: Option<AttentionStreaming>,
     pub(super) scorers: Scorers,
@@ -191,6 +193,7 @@ impl Split {
             chunks: ChunkCounts::default(),
             chunk,
             weights,
+            angles_of_rotation: chunk * c.most_of_attention(|a| a.head_dim),
             attention_streaming,
             scorers: Scorers::default(),
             workspace,
@@ -292,7 +295,8 @@ impl Split {
         let projections = |n: usize| {
             let layer = move |at: &LayerWeights| {
                 let calls = at.qkv.iter().map(|part| part.call(n, x, qkv, Then::Store));
-                calls.chain([at.o.call(n, attended, x, Then::Add)]).map(Call::Linear).collect::<Vec<_>>()
+                let then = if at.post_norms.is_some() { Then::Store } else { Then::Add };
+                calls.chain([at.o.call(n, attended, x, then)]).map(Call::Linear).collect::<Vec<_>>()
             };
             weights.layers.iter().flat_map(layer)
         };

@@ -123,6 +123,10 @@ pub struct LayerWeights {
     pub o: DeviceMatrix,
     /// Weight and bias of the norm before the FFN.
     pub ffn_norm: [Buffer; 2],
+    /// Weight and bias of the norms of attention's and of the FFN's output, where the layer norms them.
+    pub post_norms: Option<[[Buffer; 2]; 2]>,
+    /// Which of [`Weights::rotations`] it has, if any.
+    pub rotation: Option<usize>,
     /// `[ffn]`, or no bytes.
     pub up_bias: Buffer,
     /// Sinks of attention, `[heads]`, or no bytes.
@@ -150,6 +154,10 @@ pub struct Weights {
     pub head: DeviceMatrix,
     /// For a norm without weights.
     pub plain: [Buffer; 2],
+    /// Weights of a norm that makes zeros of what it reads, `[hidden]`; no bytes where no layer needs it.
+    pub zeros: [Buffer; 2],
+    /// The rotations that layers have ([`crate::model::ModelConfig::rotations`]).
+    pub rotations: Vec<Vec<f32>>,
 }
 
 impl Weights {
@@ -158,7 +166,8 @@ impl Weights {
     /// # Errors
     /// The device has no room.
     pub fn new(allocator: &mut DeviceAllocator<'_>, model: &Model, streamed: usize) -> Result<Weights, OutOfMemory> {
-        let (none, layers) = (allocator.alloc(0)?, model.layers.len());
+        let (c, none, layers) = (&model.config, allocator.alloc(0)?, model.layers.len());
+        let rotations = c.rotations();
         let layer = |(l, layer): (usize, &crate::model::weights::Layer)| {
             let elsewhere = is_streamed(l, layers, streamed).then_some(none);
             Ok(LayerWeights {
@@ -173,6 +182,11 @@ impl Weights {
                     None => allocator.linear(&layer.o, &layer.o_bias)?,
                 },
                 ffn_norm: allocator.norm(&layer.ffn_norm)?,
+                post_norms: match &layer.post_norms {
+                    Some([attention, ffn]) => Some([allocator.norm(attention)?, allocator.norm(ffn)?]),
+                    None => None,
+                },
+                rotation: rotations.iter().position(|rotation| *rotation == c.attention(l).rotary),
                 up_bias: allocator.numbers(&layer.up_bias)?,
                 sinks: allocator.numbers(&layer.sinks)?,
                 expert_biases: match layer.ffn.experts().and_then(|experts| experts.biases.as_ref()) {
@@ -184,7 +198,12 @@ impl Weights {
         };
         let layers = model.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;
         let (out_norm, head) = (allocator.norm(&model.out_norm)?, allocator.linear(&model.head, &[])?);
-        Ok(Weights { layers, out_norm, head, plain: [none; 2] })
+        let zeros = match c.form.norms.after() {
+            true => [allocator.numbers(&vec![0.0; c.hidden])?, none],
+            false => [none; 2],
+        };
+        let rotations = rotations.into_iter().map(<[f32]>::to_vec).collect();
+        Ok(Weights { layers, out_norm, head, plain: [none; 2], zeros, rotations })
     }
 }
 

@@ -4,7 +4,7 @@ use super::allocator::DeviceAllocator;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Buffer, DenseFfn, Device, ExpertFfn, Mixture, OutOfMemory, PinnedBuffer, SparseFfn};
 use crate::engine::routing::Routes;
-use crate::model::config::{ModelConfig, Positions};
+use crate::model::config::ModelConfig;
 use crate::model::layer::RouterInput;
 
 /// Slots whose products are computed at a time for a chunk's FFN: enough tiles for a large GPU, and a few megabytes.
@@ -37,14 +37,15 @@ pub struct DeviceWorkspace {
     pub copied: Buffer,
     /// Of each token, the index of its sequence on the device and its position, `[n, 2]` u32.
     pub positions: Buffer,
-    /// Rotation of each token, cosines and sines, `[n, head_dim]`; no bytes without rotation.
+    /// By rotation ([`ModelConfig::rotations`]) that of each token, cosines and sines, `[rotations, n, head_dim]`; no bytes without any.
     pub angles: Buffer,
+    /// The output of a layer's attention or FFN that is normed before it is added to the residual, `[n, hidden]`; no bytes where none is.
+    pub output_sum: Buffer,
 }
 
 impl DeviceWorkspace {
     /// Bytes of each, in their order, for chunks of up to `chunk` tokens.
-    fn sizes(c: &ModelConfig, chunk: usize) -> [usize; 12] {
-        let rotates = matches!(c.positions, Positions::Rope { .. });
+    fn sizes(c: &ModelConfig, chunk: usize) -> [usize; 13] {
         // Of a mixture's chunk all tokens' experts add to the same output.
         let whole = c.form.experts.filter(|experts| !experts.by_neuron);
         let of_chunks = if whole.is_some() { 0 } else { c.neurons() };
@@ -61,7 +62,8 @@ impl DeviceWorkspace {
             of_chunks * 4,
             whole.map_or(0, |experts| 2 * ExpertFfn::chosen_words(chunk, experts.used) * 4),
             chunk * 8,
-            if rotates { chunk * c.most_of_attention(|a| a.head_dim) * 4 } else { 0 },
+            chunk * angles(c) * 4,
+            if c.form.norms.after() { chunk * c.hidden * 4 } else { 0 },
         ]
     }
 
@@ -90,8 +92,14 @@ impl DeviceWorkspace {
             copied: next()?,
             positions: next()?,
             angles: next()?,
+            output_sum: next()?,
         })
     }
+}
+
+/// Cosines and sines of a token, of all rotations.
+fn angles(c: &ModelConfig) -> usize {
+    c.rotations().len() * c.most_of_attention(|a| a.head_dim)
 }
 
 /// Experts of a mixture that n tokens can have.
@@ -164,7 +172,7 @@ impl PinnedBuffers {
             (chunk * c.most_of_attention(|a| a.qkv_dim()), true),
             (chunk * c.most_of_attention(|a| a.q_dim()), false),
             (chunk * 2, false),
-            (chunk * c.most_of_attention(|a| a.head_dim), false),
+            (chunk * angles(c), false),
             (2 * DenseFfn::most_parts(chunk) * of_chunks, true),
             (if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, false),
             (if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, true),

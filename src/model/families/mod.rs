@@ -6,6 +6,7 @@ mod activated;
 mod bamboo;
 mod falcon;
 mod family;
+mod gemma3;
 mod gpt_oss;
 mod json;
 mod keys;
@@ -33,7 +34,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 18] = [
+const FAMILIES: [Family; 20] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -51,6 +52,8 @@ const FAMILIES: [Family; 18] = [
     qwen3::MIXTURE_GGUF,
     gpt_oss::FAMILY,
     gpt_oss::DIRECTORY,
+    gemma3::FAMILY,
+    gemma3::TEXT,
     smallthinker::FAMILY,
 ];
 

@@ -16,14 +16,16 @@ pub struct Names {
     /// Names behind the number of a layer, in the order of [`Role`]: norm of attention, q, k, v, output, norm of the FFN, gate, up, down.
     /// Empty where a family has none; q, k and v are the same where they are one tensor.
     pub inside: [&'static str; 9],
-    /// The same for norm of queries, norm of keys, router, sinks, selection bias.
-    pub more: [&'static str; 5],
+    /// The same for norm of queries, norm of keys, router, sinks, selection bias, norms of the outputs of attention and of the FFN.
+    pub more: [&'static str; 7],
     /// The same for the shared expert's gate, up, down and router row.
     pub shared: [&'static str; 4],
     /// The experts' tensors of a layer.
     pub experts: ExpertNames,
     /// How the rows of queries, keys and values stand in these tensors.
     pub qkv: QkvRows,
+    /// What is added to the weights of norms as they stand in the file.
+    pub norm_offset: f32,
 }
 
 /// What the tensors of a mixture's experts are called behind the number of a layer: gate, up, down. A file has them in one of three ways.
@@ -66,7 +68,7 @@ pub const LLAMA: Names = Names {
         "mlp.up_proj",
         "mlp.down_proj",
     ],
-    more: ["self_attn.q_norm", "self_attn.k_norm", "mlp.gate", "", ""],
+    more: ["self_attn.q_norm", "self_attn.k_norm", "mlp.gate", "", "", "", ""],
     shared: [
         "mlp.shared_expert.gate_proj",
         "mlp.shared_expert.up_proj",
@@ -79,6 +81,7 @@ pub const LLAMA: Names = Names {
         gate_and_up: "mlp.experts.gate_up_proj",
     },
     qkv: QkvRows::Apart,
+    norm_offset: 0.0,
 };
 
 /// llama.cpp's names.
@@ -87,7 +90,15 @@ pub const GGUF: Names = Names {
     outside: ["token_embd", "output", "position_embd", "output_norm"],
     layer: "blk.",
     inside: ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"],
-    more: ["attn_q_norm", "attn_k_norm", "ffn_gate_inp", "attn_sinks", "exp_probs_b"],
+    more: [
+        "attn_q_norm",
+        "attn_k_norm",
+        "ffn_gate_inp",
+        "attn_sinks",
+        "exp_probs_b",
+        "post_attention_norm",
+        "post_ffw_norm",
+    ],
     shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"],
     experts: ExpertNames {
         each: [["ffn_gate.", ""], ["ffn_up.", ""], ["ffn_down.", ""]],
@@ -95,6 +106,7 @@ pub const GGUF: Names = Names {
         gate_and_up: "ffn_gate_up_exps",
     },
     qkv: QkvRows::Apart,
+    norm_offset: 0.0,
 };
 
 /// llama.cpp's names, with the rows of q and k in the interleaved order of its architecture `llama`.

@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Make the fixtures of families whose layers differ from each other under tests/fixtures/models: tiny random models as
+directories, their GGUF twins, and the answer of transformers.
+
+    ref/bin/python tools/reference/make_families.py models          # or: models gemma3
+    ref/bin/python tools/reference/make_families.py gguf            # needs the models
+    LLAMA_PYTHON=llama/bin/python ref/bin/python tools/reference/make_families.py check
+
+`check` runs llama.cpp on every GGUF twin. Set-up as for make_fixtures.py, whose helpers are used.
+"""
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import make_fixtures as base
+import make_mixtures as mixtures
+from make_fixtures import CTX, HEADS, HIDDEN, KV, MODELS, VOCAB
+
+
+def common(kind, cls, **more):
+    return {
+        "architectures": [cls], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+        "eos_token_id": 2, "hidden_size": HIDDEN, "initializer_range": 0.02, "intermediate_size": 64,
+        "max_position_embeddings": CTX, "model_type": kind, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV, "rms_norm_eps": 1e-06, "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16", "transformers_version": "4.50.0", "use_cache": True, "vocab_size": VOCAB, **more}
+
+
+# As google/gemma-3-4b: one layer of six sees all positions, by a rotation of its own that is scaled.
+GEMMA3 = common(
+    "gemma3_text", "Gemma3ForCausalLM", attn_logit_softcapping=None, cache_implementation="hybrid",
+    final_logit_softcapping=None, head_dim=16, hidden_activation="gelu_pytorch_tanh", num_hidden_layers=7,
+    query_pre_attn_scalar=16, rope_local_base_freq=10000.0, rope_scaling={"factor": 8.0, "rope_type": "linear"},
+    rope_theta=1000000.0, sliding_window=8, sliding_window_pattern=6)
+
+CONFIGS = {
+    "gemma3": GEMMA3,
+    # As the largest: queries are divided by another number than the root of a head's size. A model of pictures has
+    # its text's part by itself.
+    "gemma3-27b": {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+                   "torch_dtype": "bfloat16",
+                   "text_config": GEMMA3 | {"query_pre_attn_scalar": 24, "rope_scaling": None}},
+}
+SHARES_WEIGHTS = {"gemma3-27b": "gemma3"}
+# Changes of the configuration that a wrong implementation amounts to.
+MISTAKES = {
+    "gemma3": {"no window": {"sliding_window": 4096}, "one rotation": {"rope_local_base_freq": 1e6},
+               "no scaling": {"rope_scaling": None}},
+    "gemma3-27b": {"queries by the head's size": {"query_pre_attn_scalar": 16}},
+}
+
+
+def text_of(cfg):
+    return cfg.get("text_config", cfg)
+
+
+def rope_of(c):
+    """What transformers 5 reads in place of the fields of older files."""
+    if c["model_type"] == "gemma3_text":
+        full = {"rope_type": "default", "rope_theta": c["rope_theta"], **(c["rope_scaling"] or {})}
+        local = {"rope_type": "default", "rope_theta": c["rope_local_base_freq"]}
+        return {"full_attention": full, "sliding_attention": local}
+    return {"rope_type": "default", "rope_theta": c["rope_theta"]}
+
+
+def reference(cfg, **changes):
+    """An f64 transformers model for this configuration (weights not set)."""
+    import transformers
+
+    c = json.loads(json.dumps(text_of(cfg))) | changes
+    c["rope_parameters"] = rope_of(c)
+    if c["model_type"] == "gemma3_text":
+        every = c["sliding_window_pattern"]
+        kinds = ["full_attention" if (n + 1) % every == 0 else "sliding_attention"
+                 for n in range(c["num_hidden_layers"])]
+        c["layer_types"] = kinds
+    for key in ("rope_scaling", "rope_theta", "rope_local_base_freq", "sliding_window_pattern"):
+        c.pop(key, None)
+    cls = getattr(transformers, c["architectures"][0])
+    config = cls.config_class.from_dict(c)
+    config._attn_implementation = "eager"
+    return cls(config).double().eval()
+
+
+def random_weights(model, cfg, seed):
+    """As base.random_weights: every part of the network moves the logits by much more than rounding does."""
+    import torch
+
+    g, c = torch.Generator().manual_seed(seed), text_of(cfg)
+    n = lambda p, std: torch.randn(p.shape, generator=g) * std
+    unit, out = 1 / math.sqrt(c["hidden_size"]), {}
+    gemma = c["model_type"].startswith("gemma3")
+    for name, p in model.state_dict().items():
+        if "rotary" in name or name == "lm_head.weight" and c["tie_word_embeddings"]:
+            continue
+        if "norm" in name:
+            w = torch.rand(p.shape, generator=g) - (0.5 if gemma else -0.5)
+        elif name.endswith("bias"):
+            w = n(p, 0.3)
+        elif "embed_tokens" in name:
+            # Gemma's are multiplied by the root of the hidden size, and are the head, too.
+            w = n(p, (0.8 if gemma else 2) * unit if c["tie_word_embeddings"] else 0.7)
+        elif "lm_head" in name:
+            w = n(p, 2 * unit) * torch.exp(0.4 * torch.randn((p.shape[0], 1), generator=g))
+        elif "q_proj" in name or "k_proj" in name or "gate.weight" in name:
+            w = n(p, 1.5 * unit)
+        elif "down_proj" in name:
+            w = n(p, 1.5 / math.sqrt(p.shape[-1]))
+        else:
+            w = n(p, unit)
+        out[name] = base.storable(w)
+    return out
+
+
+def load(model, weights):
+    missing, unexpected = model.load_state_dict({k: v.double() for k, v in weights.items()}, strict=False)
+    assert not unexpected and all("lm_head" in m for m in missing), (missing, unexpected)
+    return model
+
+
+def make_model(name, seed):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    cfg, d = CONFIGS[name], MODELS / name
+    shutil.rmtree(d, ignore_errors=True)
+    d.mkdir(parents=True)
+    print(name, flush=True)
+    model = reference(cfg)
+    if name in SHARES_WEIGHTS:
+        weights = load_file(MODELS / SHARES_WEIGHTS[name] / "model.safetensors")
+        os.symlink(f"../{SHARES_WEIGHTS[name]}/model.safetensors", d / "model.safetensors")
+    else:
+        weights = random_weights(model, cfg, 300 + seed)
+        stored = {k: v.to(torch.bfloat16).contiguous() for k, v in weights.items()}
+        save_file(stored, d / "model.safetensors", metadata={"format": "pt"})
+    (d / "config.json").write_text(json.dumps(cfg, indent=2, sort_keys=True) + "\n")
+    shutil.copy(base.VOCABS / "spm.json", d / "tokenizer.json")
+    shutil.copy(base.VOCABS / "tokenizer.model", d / "tokenizer.model")
+    load(model, weights)
+    c = text_of(cfg)
+    prompt = base.pick_prompt(model, c, 300 + seed, 1e-2, 20 + seed, rounds=10, distinct=12)
+    right = base.logits(model, prompt)
+    wrong = {m: float((base.logits(load(reference(cfg, **change), weights), prompt) - right).abs().max())
+             for m, change in MISTAKES[name].items()}
+    base.write_expected(d / "expected", model, c, prompt, {"wrong_by": wrong})
+    for f in d.iterdir():
+        f.chmod(0o644)  # safetensors writes 0600
+
+
+# ------------------------------------------------------------------ GGUF
+GGUFS = {"gemma3": ("gemma3", "gemma3")}  # name of the file -> (model directory, architecture)
+
+INSIDE = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm"}
+OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def gguf_tensors(cfg, weights):
+    """Names and values as llama.cpp's converter writes them."""
+    out = {}
+    for name, x in weights.items():
+        stem, kind = name.rsplit(".", 1)
+        if stem.endswith("norm") and cfg["model_type"].startswith("gemma3"):
+            x = x + 1
+        if stem in OUTSIDE:
+            out[f"{OUTSIDE[stem]}.{kind}"] = x
+        else:
+            _, _, layer, rest = stem.split(".", 3)
+            out[f"blk.{layer}.{INSIDE[rest]}.{kind}"] = x
+    return out
+
+
+def make_gguf(name):
+    import gguf
+    import sentencepiece as spm
+
+    directory, arch = GGUFS[name]
+    cfg = text_of(json.loads((MODELS / directory / "config.json").read_text()))
+    weights = base.load_dir(MODELS / directory)
+
+    def fill(w):
+        w.add_block_count(cfg["num_hidden_layers"])
+        w.add_context_length(cfg["max_position_embeddings"])
+        w.add_embedding_length(cfg["hidden_size"])
+        w.add_feed_forward_length(cfg["intermediate_size"])
+        w.add_head_count(cfg["num_attention_heads"])
+        w.add_head_count_kv(cfg["num_key_value_heads"])
+        w.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
+        w.add_rope_freq_base(cfg["rope_theta"])
+        w.add_key_length(cfg["head_dim"])
+        w.add_value_length(cfg["head_dim"])
+        if cfg.get("rope_scaling"):
+            w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            w.add_rope_scaling_factor(cfg["rope_scaling"]["factor"])
+        if cfg.get("sliding_window"):
+            w.add_sliding_window(cfg["sliding_window"])
+        w.add_file_type(base.FILE_TYPE["F16"])
+        base.add_spm_to_gguf(w, spm.SentencePieceProcessor(model_file=str(base.VOCABS / "tokenizer.model")))
+        for tensor, x in gguf_tensors(cfg, weights).items():
+            x = np.ascontiguousarray(x, np.float32)
+            w.add_tensor(tensor, x if x.ndim == 1 or "ffn_gate_inp" in tensor else x.astype(np.float16))
+
+    base.gguf_file(MODELS / f"{name}.gguf", arch, fill)
+    print(f"{name}.gguf")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["models", "gguf", "check"])
+    parser.add_argument("names", nargs="*")
+    args = parser.parse_args()
+    if args.what == "models":
+        for seed, name in enumerate(CONFIGS):
+            if not args.names or name in args.names:
+                make_model(name, seed)
+    elif args.what == "gguf":
+        for name in GGUFS:
+            if not args.names or name in args.names:
+                make_gguf(name)
+    else:
+        mixtures.check_ggufs(args.names or list(GGUFS))
+
+
+if __name__ == "__main__":
+    main()
