@@ -93,6 +93,7 @@ fn attention_that_is_copied_gives_the_same_bits() {
         "qwen2-moe",
         "gpt-oss.mxfp4.gguf",
         "gemma3",
+        "glm4-moe.gguf",
         "smallthinker by neuron",
     ];
     for name in names {

@@ -17,8 +17,8 @@ use dynamicinfer::prng::Prng;
 use support::{RATES, error, on_device, opened};
 
 /// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts, norms on
-/// both sides with two rotations.
-const FAMILIES: [&str; 12] = [
+/// both sides with two rotations, a layer without experts in a mixture.
+const FAMILIES: [&str; 13] = [
     "llama",
     "opt",
     "mistral",
@@ -31,6 +31,7 @@ const FAMILIES: [&str; 12] = [
     "qwen3-moe",
     "qwen2-moe",
     "gemma3",
+    "glm4-moe",
 ];
 const CONTEXT: usize = 96;
 /// Sums of f32 in another order: tiles of several columns and units of a longer list of neurons.

@@ -30,11 +30,12 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 18] = [
+const DIRECTORIES: [&str; 19] = [
     "bamboo",
     "falcon",
     "falcon-40b",
     "gemma3",
+    "glm4-moe",
     "llama",
     "llama-linear-rope",
     "llama-tied",
@@ -51,11 +52,12 @@ const DIRECTORIES: [&str; 18] = [
     "turbosparse-mixtral",
 ];
 
-const GGUFS: [&str; 17] = [
+const GGUFS: [&str; 18] = [
     "bamboo.gguf",
     "falcon.gguf",
     "falcon-40b.gguf",
     "gemma3.gguf",
+    "glm4-moe.gguf",
     "gpt-oss.mxfp4.gguf",
     "llama.gguf",
     "llama-linear-rope.q8_0.gguf",

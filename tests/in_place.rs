@@ -41,7 +41,7 @@ fn error(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// GGUF, the reference's name, and whether its weights are quantised.
-const MODELS: [(&str, &str, bool); 21] = [
+const MODELS: [(&str, &str, bool); 22] = [
     ("llama.gguf", "llama", false),
     ("llama-tied.gguf", "llama-tied", false),
     ("mistral.gguf", "mistral", false),
@@ -59,6 +59,7 @@ const MODELS: [(&str, &str, bool); 21] = [
     ("mixtral.split.gguf", "mixtral", false),
     ("smallthinker.gguf", "smallthinker", false),
     ("gemma3.gguf", "gemma3", false),
+    ("glm4-moe.gguf", "glm4-moe", false),
     ("qwen2-moe.gguf", "qwen2-moe", false),
     ("k256.q4_k_m.gguf", "k256.q4_k_m", true),
     ("k256.q6_k.gguf", "k256.q6_k", true),

@@ -235,7 +235,19 @@ fn caches_hold_what_a_list_of_texts_holds() {
 #[test]
 fn a_stopped_chunk_leaves_no_trace() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["llama", "opt", "mistral", "qwen2", "falcon", "minicpm", "qwen3", "qwen3-moe", "qwen2-moe", "gemma3"] {
+    for name in [
+        "llama",
+        "opt",
+        "mistral",
+        "qwen2",
+        "falcon",
+        "minicpm",
+        "qwen3",
+        "qwen3-moe",
+        "qwen2-moe",
+        "gemma3",
+        "glm4-moe",
+    ] {
         let mut engine = Engine::new(opened(dir.path(), name, Quant::F16), 2, Kernels::best());
         let tokens = |n: u32| (0..n).map(|i| 5 + i * 37 % 90).collect::<Vec<u32>>();
         let mut kv = cache(&engine, 96, KvType::F16);

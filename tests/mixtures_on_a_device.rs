@@ -30,8 +30,8 @@ use support::{RATES, by_token, device_bytes, expert_costs, on_device, streaming_
 use tempfile::TempDir;
 
 /// Of every family, as published and as GGUF; normed queries, routers that read another input, shared experts, layers without rotation, and
-/// rows in GGUF's blocks, biases and sinks among them.
-const MODELS: [&str; 11] = [
+/// rows in GGUF's blocks, biases, sinks and a layer without experts among them.
+const MODELS: [&str; 12] = [
     "mixtral",
     "mixtral.gguf",
     "qwen3-moe",
@@ -41,6 +41,7 @@ const MODELS: [&str; 11] = [
     "turbosparse-mixtral",
     "qwen2-moe",
     "qwen2-moe.gguf",
+    "glm4-moe.gguf",
     "k256-moe.q4_k_m.gguf",
     GPT_OSS,
 ];
@@ -89,7 +90,7 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
             1 => vec![1; 16],
             _ => vec![7, 1, 32, 1, 1, 2, 1, 1],
         };
-        let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, clusters)).collect();
+        let slots: Vec<usize> = (0..layers).map(|l| slots(&mut prng, model.config.movable_of(l))).collect();
         // Room for copied experts of a chunk; without room for one in each half there is none.
         let streamed = streaming_experts_bytes(&model, prng.below(clusters as u64 + 1) as usize);
         let budget = device_bytes(&model, &slots) + streamed;
@@ -155,6 +156,7 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
         let few: usize = sizes.iter().filter(|n| **n <= 32).sum();
         let (used, all) = (engine.model.config.form.experts.unwrap().used, sizes.iter().sum::<usize>());
         let (total, chunks) = (split.cache.counters.computed, split.chunks);
+        let layers = engine.model.config.movable_layers();
         assert_eq!(total[Tier::Host] + total[Tier::Device], (few * used * layers) as u64);
         assert_eq!(chunks.resident + chunks.streamed + chunks.on_cpu, ((all - few) * used * layers) as u64);
         assert!(chunks.streamed == 0 || streamed > 0 && link_us < 1e9);

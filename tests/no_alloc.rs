@@ -194,8 +194,14 @@ fn a_warm_engine_decodes_without_allocating() {
         }
         assert!(failed.is_empty(), "\n{}\n", failed.join("\n"));
     }
-    let names =
-        ["qwen3-moe", "qwen2-moe", "smallthinker", "smallthinker by neuron", "smallthinker predicted by neuron"];
+    let names = [
+        "qwen3-moe",
+        "qwen2-moe",
+        "glm4-moe",
+        "smallthinker",
+        "smallthinker by neuron",
+        "smallthinker predicted by neuron",
+    ];
     let cases = names.into_iter().flat_map(|name| [(name, 1), (name, 2)]);
     let ways = [(false, false), (true, false), (false, true)];
     for ((name, threads), (divided, disk)) in cases.flat_map(|case| ways.map(|way| (case, way))) {

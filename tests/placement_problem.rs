@@ -150,7 +150,7 @@ fn batches_divide_a_layer() {
     assert_eq!(problem.batch, 50021);
     let wrong = |counts: &[Vec<u64>]| Problem::new(counts, 1, 1).unwrap_err();
     assert_eq!(wrong(&[]), "there are no neurons to place");
-    assert_eq!(wrong(&[vec![1, 2], vec![1]]), "layer 1 has 1 neurons and layer 0 2");
+    assert_eq!(wrong(&[vec![1, 2], vec![1]]), "layer 1 has 1 neurons and another 2");
     assert_eq!(wrong(&[vec![u64::MAX, 1]]), "the counts are too large to be added up");
 }
 

@@ -37,7 +37,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 49] = [
+const MODELS: [(&str, &str); 51] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -87,6 +87,8 @@ const MODELS: [(&str, &str); 49] = [
     ("gemma3", "gemma3"),
     ("gemma3.gguf", "gemma3"),
     ("gemma3-27b", "gemma3-27b"),
+    ("glm4-moe", "glm4-moe"),
+    ("glm4-moe.gguf", "glm4-moe"),
 ];
 
 #[test]

@@ -29,11 +29,12 @@ use support::watched::{Step, Watched};
 use support::{RATES, by_token, device_bytes, expert_costs, on_device, opened, streaming_experts_bytes};
 
 /// Mixtures that are read in place, with routers before and after attention, and stores of neurons.
-const MODELS: [(&str, Quant); 6] = [
+const MODELS: [(&str, Quant); 7] = [
     ("mixtral", Quant::F32),
     ("qwen3-moe", Quant::F32),
     ("smallthinker", Quant::F32),
     ("qwen2-moe", Quant::F32),
+    ("glm4-moe", Quant::F32),
     ("relullama", Quant::F32),
     ("opt", Quant::F32),
 ];
@@ -99,7 +100,7 @@ fn logits_are_the_cpus_whatever_lies_on_device_in_frames_and_on_disk() {
             1 => vec![1; 14],
             _ => vec![7, 1, 32, 1, 1, 2, 1, 1],
         };
-        let slots: Vec<usize> = (0..layers).map(|_| slots(&mut prng, clusters)).collect();
+        let slots: Vec<usize> = (0..layers).map(|l| slots(&mut prng, model.config.movable_of(l))).collect();
         let streamed =
             if is_mixture { streaming_experts_bytes(&model, prng.below(clusters as u64 + 1) as usize) } else { 0 };
         let (late, reorder) = ([0.0, 0.5, 0.95][prng.below(3) as usize], prng.below(2) == 0);

@@ -94,6 +94,12 @@ impl HostBlocks {
         HostBlocks { clusters: counts[0], parts }
     }
 
+    /// No clusters, where others are of so many parts.
+    pub fn none(parts: usize) -> HostBlocks {
+        let none = || HostPart { starts: Starts::Run(std::ptr::null()), bytes: 0 };
+        HostBlocks { parts: std::iter::repeat_with(none).take(parts).collect(), clusters: 0 }
+    }
+
     /// Bytes of all parts of one cluster.
     fn cluster_bytes(&self) -> usize {
         self.parts.iter().map(|part| part.bytes).sum()
@@ -299,7 +305,10 @@ impl NeuronCache {
         for LayerCache { host, mirror, .. } in &layers {
             // SAFETY: host blocks and cache outlive the device by the caller's promise, and the mirror stays where it is.
             unsafe {
-                host.parts.iter().filter(|_| pins).for_each(|part| part.pin(device, host.clusters));
+                host.parts
+                    .iter()
+                    .filter(|_| pins && host.clusters > 0)
+                    .for_each(|part| part.pin(device, host.clusters));
                 device.pin(mirror.as_ptr().cast(), size_of_val(&mirror[..]), false);
             }
         }

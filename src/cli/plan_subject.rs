@@ -147,7 +147,9 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
             "this model has no activation profile, so every {what} counts the same; make one: dynamicinfer \
              profile MODEL --text FILE"
         );
-        (vec![vec![1; of]; layers], 0, format!("no profile: every {what} counts the same"), ACTIVE_SHARE)
+        let of = |layer| if on_device && model.config.movable_of(layer) == 0 { Vec::new() } else { vec![1; of] };
+        let counts = (0..layers).map(of).collect();
+        (counts, 0, format!("no profile: every {what} counts the same"), ACTIVE_SHARE)
     };
     let (config, quant) = (model.config.clone(), model.quant.name().to_owned());
     Ok(Subject { config, quant, model: Some(model), counts, tokens, counted, active_share })

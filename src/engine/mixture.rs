@@ -30,6 +30,7 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
             let biases = [weights.router_bias(), &weights.selection_bias];
             routes.route(pool, kernels, experts, router, biases, columns);
         }
+        None if weights.experts.is_empty() => routes.take_none(experts, n),
         None => routes.take_all(experts, n),
     }
 }

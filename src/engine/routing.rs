@@ -71,6 +71,16 @@ impl Routes {
         self.choose(experts, &[]);
     }
 
+    /// None for any of n tokens, where there are none to choose from in a layer of a mixture of `experts`.
+    pub fn take_none(&mut self, experts: Experts, n: usize) {
+        let Routes { products, groups, tokens, chosen, .. } = self;
+        products.clear();
+        products.resize(n * experts.count, 0.0);
+        groups.clear();
+        tokens.clear();
+        chosen.clear();
+    }
+
     /// Chooses each token's experts by `products`.
     fn choose(&mut self, experts: Experts, selection_bias: &[f32]) {
         let Routes { products, chosen, next, groups, tokens } = self;

@@ -346,7 +346,7 @@ fn multiplied(engine: &Engine, tokens: usize) -> (f64, Unit) {
             }
             FfnWeights::Experts(weights) => {
                 let used = model.config.form.experts.map_or(0, |experts| experts.used);
-                let parts = weights.experts[0].parts().map(matrix);
+                let parts = weights.experts.first().into_iter().flat_map(|expert| expert.parts()).map(matrix);
                 parts.into_iter().for_each(|(quant, n)| add(quant, used * n));
                 let shared = weights.shared.iter().flat_map(|shared| shared.ffn.parts()).map(matrix);
                 shared.for_each(|(quant, n)| add(quant, n));

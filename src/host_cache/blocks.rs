@@ -51,6 +51,8 @@ pub struct LayerBlocks {
     checksums: Arc<[u32]>,
     /// The type of each piece of an expert, if its numbers are looked at when it is first read.
     types: Arc<[DType]>,
+    /// Nothing of the layer is ever asked for.
+    idle: bool,
 }
 
 impl Run {
@@ -84,7 +86,7 @@ impl LayerBlocks {
     /// Of neuron blocks of so many bytes, one after the other from `offset` on.
     pub fn of_neurons(offset: u64, bytes: usize) -> LayerBlocks {
         let run = Run { bytes, first: offset, stride: bytes, each: Vec::new() };
-        LayerBlocks { runs: vec![run], experts: false, checksums: Arc::default(), types: Arc::default() }
+        LayerBlocks { runs: vec![run], experts: false, checksums: Arc::default(), types: Arc::default(), idle: false }
     }
 
     /// Of experts: a run for each of their matrices.
@@ -93,7 +95,18 @@ impl LayerBlocks {
     /// If there is no run.
     pub fn of_experts(runs: Vec<Run>) -> LayerBlocks {
         assert!(!runs.is_empty(), "experts have matrices");
-        LayerBlocks { runs, experts: true, checksums: Arc::default(), types: Arc::default() }
+        LayerBlocks { runs, experts: true, checksums: Arc::default(), types: Arc::default(), idle: false }
+    }
+
+    /// The blocks of a layer of which nothing is ever asked for, such as one without experts in a mixture: it gets no memory. It is described by
+    /// those of another.
+    pub fn idle(self) -> LayerBlocks {
+        LayerBlocks { idle: true, ..self }
+    }
+
+    /// Whether nothing is ever asked for.
+    pub(super) fn is_idle(&self) -> bool {
+        self.idle
     }
 
     /// The same with checksums of all pieces, neuron by neuron, with which they are compared when they are first read; with none, nothing is.

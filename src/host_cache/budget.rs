@@ -38,7 +38,8 @@ impl HostCache {
         let options = HostCacheOptions { bytes, ..self.options };
         let blocks: Vec<LayerBlocks> = self.layers.iter().map(|layer| layer.blocks.clone()).collect();
         let shares = Shares::of(&blocks, self.neurons, self.align, &options);
-        let slots: Vec<usize> = self.layers.iter().map(|l| shares.slots(l.pieces.frame_bytes, self.neurons)).collect();
+        let slots: Vec<usize> =
+            self.layers.iter().map(|l| shares.slots(&l.blocks, l.pieces.frame_bytes, self.neurons)).collect();
         self.rest();
         // What the disk has pinned would not go back to the system.
         // SAFETY: nothing is told.

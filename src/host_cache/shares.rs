@@ -29,8 +29,9 @@ impl Shares {
         // Reads ahead take a small part of what frames would have.
         let region = (half / 2).min((all - 2 * half) / 8 / regions) / PAGE * PAGE;
         let region = if options.ahead > 0 { region } else { 0 };
-        // Every layer gets the same share of the bytes.
-        let layer = (all - 2 * half - regions * region) / layers.len().max(1);
+        // Every layer of which something is asked for gets the same share of the bytes.
+        let used = layers.iter().filter(|layer| !layer.is_idle()).count();
+        let layer = (all - 2 * half - regions * region) / used.max(1);
         Shares { half, region, regions, layer }
     }
 
@@ -40,7 +41,10 @@ impl Shares {
     }
 
     /// The frames of a layer of `neurons`, of so many bytes each.
-    pub fn slots(&self, frame_bytes: usize, neurons: usize) -> usize {
+    pub fn slots(&self, blocks: &LayerBlocks, frame_bytes: usize, neurons: usize) -> usize {
+        if blocks.is_idle() {
+            return 0;
+        }
         (self.layer.saturating_sub(PAGE) / frame_bytes).min(neurons)
     }
 }

@@ -82,7 +82,7 @@ impl HostCache {
                 number,
                 blocks: blocks.clone(),
                 table: SlotTable::new(0, neurons),
-                frames: Memory::new(bytes(neurons), bytes(shares.slots(pieces.frame_bytes, neurons)))?,
+                frames: Memory::new(bytes(neurons), bytes(shares.slots(blocks, pieces.frame_bytes, neurons)))?,
                 pieces,
                 told: usize::MAX,
                 last: vec![0; neurons],

@@ -1,6 +1,6 @@
 //! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
 
-use super::form::{Experts, LayerForm, OwnForm, RouterInput, is_one, one};
+use super::form::{Experts, LayerForm, OwnFfn, OwnForm, RouterInput, is_one, one};
 use crate::error::excerpt;
 use crate::exp::silu;
 use serde::{Deserialize, Serialize};
@@ -284,11 +284,13 @@ impl ModelConfig {
     pub fn parameters(&self) -> u64 {
         let h = self.hidden as u64;
         let attention: u64 = self.attentions().map(|attention| attention.weights(self.hidden) as u64).sum();
-        let experts = self.form.experts.map_or(1, |experts| experts.count as u64);
-        let shared = self.form.experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width as u64);
-        let ffn = self.ffn_kind.rows() as u64 * h * (self.ffn as u64 * experts + shared);
+        let neurons = |layer: usize| match self.experts(layer) {
+            Some(experts) => self.ffn * experts.count + experts.shared.map_or(0, |shared| shared.width),
+            None => self.ffn,
+        };
+        let ffn = self.ffn_kind.rows() as u64 * h * (0..self.layers).map(|layer| neurons(layer) as u64).sum::<u64>();
         let embeddings = h * self.vocab as u64 * if self.tied { 1 } else { 2 };
-        attention + ffn * self.layers as u64 + embeddings
+        attention + ffn + embeddings
     }
 
     /// Checks the numbers and what must hold between them; the error is a message that names the field. The limits keep products
@@ -393,7 +395,11 @@ impl ModelConfig {
                 self.form.query_scale
             ));
         }
-        self.form.own.iter().try_for_each(|own| self.check_own(own))
+        self.form.own.iter().try_for_each(|own| self.check_own(own))?;
+        if self.form.experts.is_some() && self.movable_layers() == 0 {
+            return Err("no layer of a mixture has experts".into());
+        }
+        Ok(())
     }
 
     /// Checks what a group of layers has of its own.
@@ -401,6 +407,15 @@ impl ModelConfig {
         let Some(&first) = own.layers.first() else { return Err("a group of layers has no layers".into()) };
         if !own.layers.is_sorted_by(|a, b| a < b) || own.layers.last().is_some_and(|&last| last >= self.layers) {
             return Err(format!("a group of layers is not in ascending order or beyond layer {}", self.layers - 1));
+        }
+        match own.ffn {
+            Some(_) if self.form.experts.is_none() => {
+                return Err("a group of layers has an FFN of its own, which is supported in a mixture only".into());
+            }
+            Some(OwnFfn::Dense(width)) if !(1..=MAX_WIDTH).contains(&width) => {
+                return Err(format!("the FFN of layer {first} has {width} neurons; it must have 1 to {MAX_WIDTH}"));
+            }
+            _ => {}
         }
         let a = self.attention(first);
         check_heads(a.heads, a.kv_heads, a.head_dim)?;

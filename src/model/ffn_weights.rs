@@ -188,6 +188,16 @@ impl ExpertWeights {
         self.shared.as_ref().map_or(0, |shared| shared.ffn.bytes())
     }
 
+    /// Whether its experts are packed by neuron.
+    pub fn by_neuron(&self) -> bool {
+        self.experts.first().is_some_and(|expert| expert.down_by_neuron)
+    }
+
+    /// An expert like the others, or the shared one where there are no others.
+    pub fn any(&self) -> Option<&FfnMatrices> {
+        self.experts.first().or(self.shared.as_ref().map(|shared| &shared.ffn))
+    }
+
     /// The rows of a neuron of experts that are packed by neuron, as if they lay one after the other: their types and bytes.
     pub fn neuron_layout(&self) -> BlockLayout {
         let first = &self.experts[0];
@@ -197,15 +207,16 @@ impl ExpertWeights {
 
     /// Why a device cannot compute these experts, of a model of so many numbers a token; `None` if it can.
     pub fn not_on_device(&self, hidden: usize) -> Option<&'static str> {
-        if self.experts[0].down_by_neuron {
+        let shared = || self.shared.as_ref().and_then(|shared| shared.ffn.not_on_device());
+        let Some(first) = self.experts.first() else { return shared() };
+        if first.down_by_neuron {
             return block::not_on_device([self.neuron_layout()], hidden);
         }
-        let first = &self.experts[0];
         let rows = |expert: &FfnMatrices| expert.parts().map(|part| (part.quant, part.row_bytes)).collect::<Vec<_>>();
         if self.experts.iter().any(|expert| rows(expert) != rows(first)) {
             return Some("the types of its experts differ within a layer");
         }
-        first.not_on_device().or_else(|| self.shared.as_ref().and_then(|shared| shared.ffn.not_on_device()))
+        first.not_on_device().or_else(shared)
     }
 }
 
@@ -237,14 +248,14 @@ impl FfnWeights {
         match self {
             FfnWeights::Neurons(blocks) => blocks.layout.bytes() as u64,
             FfnWeights::Matrices(matrices) => matrices.bytes(),
-            FfnWeights::Experts(ExpertWeights { experts, .. }) => experts[0].bytes(),
+            FfnWeights::Experts(ExpertWeights { experts, .. }) => experts.first().map_or(0, FfnMatrices::bytes),
         }
     }
 
     /// Bytes of what can lie on a device by itself: a neuron, also of experts that are packed by neuron, or another mixture's expert.
     pub fn movable_bytes(&self) -> u64 {
         match self {
-            FfnWeights::Experts(weights) if weights.experts[0].down_by_neuron => weights.neuron_layout().bytes() as u64,
+            FfnWeights::Experts(weights) if weights.by_neuron() => weights.neuron_layout().bytes() as u64,
             _ => self.cluster_bytes(),
         }
     }
@@ -254,7 +265,7 @@ impl FfnWeights {
         match self {
             FfnWeights::Neurons(NeuronBlocks { layout, .. }) => [layout.gate_or_up().quant, layout.up().quant],
             FfnWeights::Matrices(matrices) => matrices.input_quants(),
-            FfnWeights::Experts(ExpertWeights { experts, .. }) => experts[0].input_quants(),
+            FfnWeights::Experts(weights) => weights.any().map_or([Quant::F32; 2], FfnMatrices::input_quants),
         }
     }
 

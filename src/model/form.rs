@@ -247,6 +247,19 @@ pub struct OwnForm {
     /// Radians per position of each pair, `[head_dim / 2]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frequencies: Option<Vec<f32>>,
+    /// What stands in the place of the experts, in a mixture.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ffn: Option<OwnFfn>,
+}
+
+/// The FFN of layers without a router in a model whose others have one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OwnFfn {
+    /// One FFN of so many neurons, which every token passes through.
+    Dense(usize),
+    /// None at all.
+    Absent,
 }
 
 impl OwnForm {

@@ -40,7 +40,9 @@ impl Model {
         };
         let out_norm = norm(&source, Role::OutNorm, 0)?.scaled(logit_scale);
         let layers: Vec<Layer> = (0..c.layers).map(|l| layer(&source, l)).collect::<Result<_>>()?;
-        let quant = layers[0].ffn.input_quants()[1];
+        // Of a mixture the experts' type, which are most of it.
+        let routed = layers.iter().find(|layer| layer.ffn.experts().is_none_or(|experts| !experts.experts.is_empty()));
+        let quant = routed.unwrap_or(&layers[0]).ffn.input_quants()[1];
         let files = Files::Source(Box::new(source), Default::default());
         Ok(Model { quant, embed, head, positions, out_norm, layers, config, files, packed_from: None })
     }
@@ -140,8 +142,9 @@ fn expert_matrix(source: &Source, role: Role, layer: usize, expert: usize) -> Re
 
 fn shared_expert(source: &Source, layer: usize, form: SharedForm) -> Result<SharedExpert> {
     let weight = |role| source.weight(role, layer).map(matrix);
-    let input = Stacked::new(vec![weight(Role::SharedGate)?, weight(Role::SharedUp)?]);
-    let ffn = FfnMatrices { input, down: weight(Role::SharedDown)?, down_by_neuron: false };
+    let [gate, up, down] = source.shared_roles(layer);
+    let input = Stacked::new(vec![weight(gate)?, weight(up)?]);
+    let ffn = FfnMatrices { input, down: weight(down)?, down_by_neuron: false };
     let router = match form.weighted {
         true => source.vector(source.weight(Role::SharedRouter, layer)?)?,
         false => Vec::new(),
@@ -151,7 +154,7 @@ fn shared_expert(source: &Source, layer: usize, form: SharedForm) -> Result<Shar
 
 fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
     let weight = |role| source.weight(role, layer).map(matrix);
-    let Some(form) = source.config.form.experts else {
+    let Some(form) = source.config.experts(layer) else {
         let input = match source.config.ffn_kind {
             Ffn::Plain => vec![weight(Role::Up)?],
             _ => vec![weight(Role::Gate)?, weight(Role::Up)?],
@@ -174,6 +177,10 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
         let view = source.expert(Role::Gate, layer, other)?.view;
         let why = format!("the experts of layer {layer} have different types: number {other} is unlike number 0");
         return Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why));
+    }
+    if form.count == 0 {
+        let none = ExpertWeights { router: None, selection_bias: Vec::new(), experts, biases: None, shared };
+        return Ok(FfnWeights::Experts(none));
     }
     // A router that is no number would choose the same experts for every token.
     let router = source.weight(Role::Router, layer)?;

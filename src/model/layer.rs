@@ -5,7 +5,7 @@
 //! together for one layer.
 
 use super::config::{Activation, Ffn, ModelConfig, Positions};
-pub use super::form::{Experts, Groups, LayerForm, Norms, OwnForm, RouterInput, Scoring, SharedForm};
+pub use super::form::{Experts, Groups, LayerForm, Norms, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm};
 
 /// One layer of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -139,14 +139,14 @@ impl ModelConfig {
     /// What layer number `layer` is; the number is below [`ModelConfig::layers`].
     pub fn layer(&self, layer: usize) -> LayerData<'_> {
         let of = |layers: &[bool]| layers.get(layer).copied().unwrap_or(true);
-        let own = self.form.own.iter().find(|own| own.has(layer));
+        let own = self.own(layer);
         let rotary: &[f32] = match &self.positions {
             Positions::Rope { frequencies } if of(&self.form.rotated) => {
                 own.and_then(|own| own.frequencies.as_ref()).unwrap_or(frequencies)
             }
             _ => &[],
         };
-        let ffn = match self.form.experts {
+        let ffn = match self.experts(layer) {
             Some(experts) => FeedForward::Experts {
                 experts,
                 kind: self.ffn_kind,
@@ -173,6 +173,34 @@ impl ModelConfig {
             output_bias: self.output_bias,
         });
         LayerData { norms: self.form.norms, residual_scale: self.form.residual_scale, mixer, ffn }
+    }
+
+    /// The group that a layer is of, if it differs from the model's others.
+    fn own(&self, layer: usize) -> Option<&OwnForm> {
+        self.form.own.iter().find(|own| own.has(layer))
+    }
+
+    /// The experts of a layer of a mixture; `None` of other models. A layer without a router has none to choose from, and its one FFN is a
+    /// shared expert of weight 1.
+    pub fn experts(&self, layer: usize) -> Option<Experts> {
+        let experts = self.form.experts?;
+        Some(match self.own(layer).and_then(|own| own.ffn) {
+            None => experts,
+            Some(OwnFfn::Dense(width)) => {
+                Experts { count: 0, shared: Some(SharedForm { width, weighted: false }), ..experts }
+            }
+            Some(OwnFfn::Absent) => Experts { count: 0, shared: None, ..experts },
+        })
+    }
+
+    /// [`ModelConfig::movable`] of layer number `layer`: none of one without a router in a mixture.
+    pub fn movable_of(&self, layer: usize) -> usize {
+        if self.experts(layer).is_some_and(|experts| experts.count == 0) { 0 } else { self.movable() }
+    }
+
+    /// Layers that have something movable.
+    pub fn movable_layers(&self) -> usize {
+        (0..self.layers).filter(|&layer| self.movable_of(layer) > 0).count()
     }
 
     /// Parts of a layer's FFN that are chosen, moved and counted by themselves: its neurons, or the experts of a mixture.

@@ -2,7 +2,7 @@
 
 use super::config::{Ffn, ModelConfig, NamedActivation, Norm, Positions};
 use super::families::{self, names::Names};
-use super::layer::Norms;
+use super::layer::{Experts, Norms};
 pub use super::role::Role;
 use crate::error::{Error, Result};
 use crate::formats::gguf;
@@ -10,6 +10,7 @@ use crate::formats::neuron_store::SourceFile;
 use crate::formats::{DType, MappedFile, TensorView, Tensors, blocks, safetensors};
 use crate::hub;
 use crate::tokenizer::{TokenizerSpec, from_gguf, from_hf_dir, has_tokenizer};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// A published model, opened: every tensor that packing needs is there, with its shape.
@@ -135,7 +136,11 @@ impl Source {
     pub fn norm(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
         let mut weight = self.vector(self.weight(role, layer)?)?;
         weight.iter_mut().for_each(|weight| *weight += self.names.norm_offset);
-        Ok(weight)
+        let order = match role {
+            Role::QNorm | Role::KNorm => self.names.head_order(weight.len()),
+            _ => None,
+        };
+        Ok(order.map_or(weight.clone(), |order| order.iter().map(|&from| weight[from]).collect()))
     }
 
     /// A vector as numbers.
@@ -156,7 +161,7 @@ impl Source {
     /// [`Error::BadFile`] if the tensor is missing or has another shape than the model's configuration needs.
     pub fn expert(&self, role: Role, layer: usize, expert: usize) -> Result<ExpertMatrix<'_>> {
         let c = &self.config;
-        let experts = c.form.experts.map_or(1, |experts| experts.count);
+        let experts = c.experts(layer).map_or(1, |experts| experts.count);
         let shape = match role {
             Role::Down => [c.hidden, c.width(layer)],
             _ => [c.width(layer), c.hidden],
@@ -212,9 +217,22 @@ impl Source {
         }
     }
 
-    /// Neurons of a mixture's shared expert; 0 where there is none.
-    fn shared_width(&self) -> usize {
-        self.config.form.experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width)
+    /// Neurons of what every token of a mixture's layer passes through; 0 where there is nothing.
+    fn shared_width(&self, layer: usize) -> usize {
+        self.config.experts(layer).and_then(|experts| experts.shared).map_or(0, |shared| shared.width)
+    }
+
+    /// Whether a mixture's layer has no router.
+    fn has_dense(&self, layer: usize) -> bool {
+        self.config.experts(layer).is_some_and(|experts| experts.count == 0)
+    }
+
+    /// The roles of gate, up and down of what every token of a mixture's layer passes through.
+    pub fn shared_roles(&self, layer: usize) -> [Role; 3] {
+        match self.has_dense(layer) {
+            true => [Role::Gate, Role::Up, Role::Down],
+            false => [Role::SharedGate, Role::SharedUp, Role::SharedDown],
+        }
     }
 
     /// The shape of the tensor that holds a role's weight.
@@ -229,14 +247,16 @@ impl Source {
             Role::Q => vec![a.q_dim(), c.hidden],
             Role::K | Role::V => vec![a.kv_dim(), c.hidden],
             Role::O => vec![c.hidden, a.q_dim()],
+            Role::Gate | Role::Up if self.has_dense(layer) => vec![self.shared_width(layer), c.hidden],
+            Role::Down if self.has_dense(layer) => vec![c.hidden, self.shared_width(layer)],
             Role::Gate | Role::Up => vec![c.width(layer), c.hidden],
             Role::Down => vec![c.hidden, c.width(layer)],
             Role::QNorm | Role::KNorm => vec![a.head_dim],
             Role::Sinks => vec![a.heads],
             Role::SelectionBias => vec![c.clusters()],
             Role::Router => vec![c.clusters(), c.hidden],
-            Role::SharedGate | Role::SharedUp => vec![self.shared_width(), c.hidden],
-            Role::SharedDown => vec![c.hidden, self.shared_width()],
+            Role::SharedGate | Role::SharedUp => vec![self.shared_width(layer), c.hidden],
+            Role::SharedDown => vec![c.hidden, self.shared_width(layer)],
             Role::SharedRouter => vec![1, c.hidden],
         }
     }
@@ -254,7 +274,8 @@ impl Source {
 
     fn find_named(&self, stem: &str, part: &str, wanted: &[usize]) -> Result<TensorView<'_>> {
         let name = format!("{stem}.{part}");
-        let view = match self.tensors.get(&name) {
+        // A directory's selection bias is a name of its own.
+        let view = match self.tensors.get(&name).or_else(|| self.tensors.get(&format!("{stem}_{part}"))) {
             Some(view) => view,
             None => return Err(Error::bad(&self.path, name, "the tensor is missing")),
         };
@@ -265,11 +286,11 @@ impl Source {
         Ok(view)
     }
 
-    /// Adds to the configuration what only the tensors of layer 0 show, such as norms of queries and keys: a model that ran without it
+    /// Adds to the configuration what only the tensors of layers show, such as norms of queries and keys: a model that ran without it
     /// would give wrong answers.
     fn see_forms(&mut self) -> Result<()> {
-        let first = format!("{}{}0.", self.names.outer, self.names.layer);
-        let inside: Vec<&str> = self.tensors.iter().filter_map(|t| t.info.name.strip_prefix(&first)).collect();
+        let before = format!("{}{}", self.names.outer, self.names.layer);
+        let inside: HashSet<&str> = self.tensors.iter().filter_map(|t| inside(&t.info.name, &before)).collect();
         let has = |parts: &[&str]| inside.iter().any(|name| parts.iter().any(|part| name.contains(part)));
         let form = &mut self.config.form;
         form.qk_norm |= has(&["attn_q_norm.", ".q_norm.", ".q_layernorm."]);
@@ -326,7 +347,10 @@ impl Source {
                 roles.extend([Role::QNorm, Role::KNorm]);
             }
             roles.extend(c.form.sinks.then_some(Role::Sinks));
-            match c.form.experts {
+            match c.experts(layer) {
+                Some(Experts { count: 0, shared, .. }) => {
+                    roles.extend(shared.iter().flat_map(|_| self.shared_roles(layer)));
+                }
                 Some(experts) => {
                     self.weight(Role::Router, layer)?;
                     if experts.selection_bias {
@@ -339,7 +363,7 @@ impl Source {
                         }
                     }
                     if let Some(shared) = experts.shared {
-                        roles.extend([Role::SharedGate, Role::SharedUp, Role::SharedDown]);
+                        roles.extend(self.shared_roles(layer));
                         roles.extend(shared.weighted.then_some(Role::SharedRouter));
                     }
                     for expert in 0..experts.count {
@@ -439,6 +463,12 @@ impl Source {
         }
         Ok(format!("{:032x}", hash.digest128()))
     }
+}
+
+/// A tensor's name behind the number of its layer, where it begins with `before` and a number.
+fn inside<'a>(name: &'a str, before: &str) -> Option<&'a str> {
+    let (number, rest) = name.strip_prefix(before)?.split_once('.')?;
+    number.bytes().all(|byte| byte.is_ascii_digit()).then_some(rest)
 }
 
 fn check_vector(view: TensorView<'_>) -> Result<()> {

@@ -146,6 +146,7 @@ impl Model {
             (experts.is_some_and(|experts| experts.biases), "biases of experts"),
             (experts.is_some_and(|experts| experts.selection_bias), "a selection bias"),
             (config.form.sinks, "sinks of attention"),
+            (experts.is_some() && config.movable_layers() < config.layers, "layers without experts in a mixture"),
         ];
         if let Some((_, what)) = not_held.into_iter().find(|(has, _)| *has) {
             let why = format!("names {what}, which no store holds; pack the model again");

@@ -26,7 +26,7 @@ pub enum Source {
 /// Activation counts of all that moves by itself, neurons or experts, in the published order.
 #[derive(Clone, Debug)]
 pub struct Activity {
-    /// How often each was needed, `[layers][movable]`.
+    /// How often each was needed, `[layers][movable]`; nothing of a layer that has none.
     pub counts: Vec<Vec<u64>>,
     /// How often each was active, where it is needed more often than that.
     active: Option<Vec<Vec<u64>>>,
@@ -54,11 +54,21 @@ impl Activity {
         learnt.then(|| Activity::learnt(model, told)).flatten().unwrap_or_else(|| Activity::unknown(model))
     }
 
+    /// The same without counts of layers that have nothing movable.
+    fn of_movable(mut self, model: &Model) -> Activity {
+        for counts in [Some(&mut self.counts), self.active.as_mut()].into_iter().flatten() {
+            let layers = counts.iter_mut().enumerate();
+            layers.filter(|(layer, _)| model.config.movable_of(*layer) == 0).for_each(|(_, counts)| counts.clear());
+        }
+        self
+    }
+
     /// The counts of a profile that was read from `path`.
     pub fn of_profile(model: &Model, path: &Path, profile: &Profile, by_gates: bool) -> Activity {
         let counts = |by_gates| artifacts::counts(model, profile, by_gates);
         let active = (by_gates && model.config.neurons_inside()).then(|| counts(false));
         Activity { counts: counts(by_gates), active, tokens: profile.tokens(), source: Source::Profile(path.into()) }
+            .of_movable(model)
     }
 
     /// What earlier runs have learnt; `None` if there is nothing. A file that cannot be used is set aside with a warning.
@@ -69,18 +79,14 @@ impl Activity {
         let count = |f: f32| (f64::from(f) * scale as f64).round() as u64;
         let layer = |layer| Some(history_file::read(&file, layer).ok()?.into_iter().map(count).collect());
         let counts = (0..model.config.layers).map(layer).collect::<Option<_>>()?;
-        Some(Activity {
-            counts,
-            active: None,
-            tokens: scale,
-            source: Source::Learnt { path: file.path().into(), tokens },
-        })
+        let source = Source::Learnt { path: file.path().into(), tokens };
+        Some(Activity { counts, active: None, tokens: scale, source }.of_movable(model))
     }
 
     /// Every neuron counts the same.
     fn unknown(model: &Model) -> Activity {
         let counts = vec![vec![1; model.config.movable()]; model.config.layers];
-        Activity { counts, active: None, tokens: ASSUMED, source: Source::Nothing }
+        Activity { counts, active: None, tokens: ASSUMED, source: Source::Nothing }.of_movable(model)
     }
 
     /// Share of all neurons that are active for a token, 0 to 1.
@@ -99,9 +105,11 @@ impl Activity {
         }
     }
 
-    /// How often each neuron of a layer is active, 0 to 1, `[movable]`.
+    /// How often each neuron of a layer is active, 0 to 1, `[movable]`; 0 in a layer that has nothing movable.
     pub fn frequencies(&self, layer: usize) -> Vec<f32> {
-        let counts = &self.active.as_ref().unwrap_or(&self.counts)[layer];
-        counts.iter().map(|&n| n as f32 / self.tokens.max(1) as f32).collect()
+        let counts = self.active.as_ref().unwrap_or(&self.counts);
+        let mut frequencies: Vec<f32> = counts[layer].iter().map(|&n| n as f32 / self.tokens.max(1) as f32).collect();
+        frequencies.resize(counts.iter().map(Vec::len).max().unwrap_or(0), 0.0);
+        frequencies
     }
 }

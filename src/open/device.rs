@@ -117,7 +117,8 @@ struct Planned {
 impl Planned {
     /// Whether all neurons are on the device from the beginning.
     fn holds_all(&self, model: &Model) -> bool {
-        self.neurons.iter().all(|neurons| neurons.len() == model.config.movable())
+        let mut layers = self.neurons.iter().enumerate();
+        layers.all(|(layer, neurons)| neurons.len() == model.config.movable_of(layer))
     }
 }
 

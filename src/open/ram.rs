@@ -342,9 +342,14 @@ fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresigh
 /// # Panics
 /// If the model has neither.
 pub fn layer_blocks(model: &Model) -> Result<Vec<LayerBlocks>> {
+    // A layer without experts in a mixture stands with those of another, and is never asked for.
+    let some = model.layers.iter().find_map(|layer| layer.ffn.experts().filter(|experts| !experts.experts.is_empty()));
     let blocks = model.layers.iter().enumerate().map(|(l, layer)| {
         let name = format!("layer.{l}.ffn");
         let blocks = match (layer.ffn.experts(), model.store()) {
+            (Some(experts), _) if experts.experts.is_empty() => {
+                return Ok(expert_blocks(model, some.expect("some layer has experts")).idle());
+            }
             (Some(experts), _) => expert_blocks(model, experts),
             (None, Some(store)) => {
                 let missing = || Error::bad(model.path(), &name, "the section is missing");

@@ -16,6 +16,8 @@ pub struct Footprint {
     pub hidden: usize,
     /// What is placed of each layer: its neurons, or the experts of a mixture.
     pub ffn: usize,
+    /// Layers of which something is placed: not those without experts in a mixture.
+    pub placed_layers: usize,
     /// Of a mixture, how many experts a token uses; `None` where neurons are placed.
     pub experts_used: Option<usize>,
     /// Bytes of one neuron block, or of one expert; of the largest where they differ from layer to layer.
@@ -95,14 +97,16 @@ impl Footprint {
         };
         let bytes = |a: &Attention<'_>| a.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(a.q_dim());
         let (attention, most) = (c.attentions().map(|a| bytes(&a)).sum::<usize>(), c.most_of_attention(bytes));
-        let shared = 2 * shared_width(c) * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(shared_width(c));
+        let shared = |width: usize| 2 * width * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(width);
+        let shared: usize = shared_widths(c).map(shared).sum();
         Footprint {
             layers: c.layers,
             hidden: c.hidden,
             ffn: c.movable(),
+            placed_layers: c.movable_layers(),
             experts_used: whole_experts(c).map(|experts| experts.used),
             block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
-            attention_bytes: (attention + c.layers * shared) as u64 + small_bytes(c),
+            attention_bytes: (attention + shared) as u64 + small_bytes(c),
             attention_layer_bytes: [most as u64; 2],
             attention_made_bytes: 0,
             attention_weights: attention_weights(c) as u64,
@@ -190,7 +194,7 @@ impl Footprint {
 
     /// Bytes of all neuron blocks.
     pub fn ffn_bytes(&self) -> u64 {
-        self.block_bytes * (self.ffn * self.layers) as u64
+        self.block_bytes * (self.ffn * self.placed_layers) as u64
     }
 }
 
@@ -208,14 +212,14 @@ pub fn working_bytes(c: &ModelConfig, chunk: usize) -> u64 {
         None => 2 * c.ffn,
         // Of each of its experts and of the shared one inputs, products and activations; packed by neuron, activations once more, filled up, and outputs.
         Some(experts) => {
-            let shared = experts.shared.map_or(0, |shared| 4 * shared.width + 2 * c.hidden);
+            let shared = shared_widths(c).max().map_or(0, |width| 4 * width + 2 * c.hidden);
             experts.used * (3 * c.ffn + 2 * c.hidden + if experts.by_neuron { 2 * c.ffn + c.hidden } else { 0 })
                 + shared
         }
     };
     let token = 8 * c.hidden + 2 * c.most_of_attention(|a| a.qkv_dim()) + ffn;
     // Experts' biases, and their router's, are copied.
-    let biases = c.layers * expert_biases(c) * size_of::<f32>();
+    let biases = c.movable_layers() * expert_biases(c) * size_of::<f32>();
     WORKING_BYTES.max(PROGRAM_BYTES + (chunk * token * size_of::<f32>()) as u64) + biases as u64
 }
 
@@ -233,9 +237,9 @@ fn whole_experts(c: &ModelConfig) -> Option<Experts> {
     c.form.experts.filter(|experts| !experts.by_neuron)
 }
 
-/// Neurons of a mixture's shared expert; 0 where there is none.
-fn shared_width(c: &ModelConfig) -> usize {
-    c.form.experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width)
+/// Neurons of what every token passes through in each layer of a mixture that has such a thing.
+fn shared_widths(c: &ModelConfig) -> impl Iterator<Item = usize> {
+    (0..c.layers).filter_map(|layer| Some(c.experts(layer)?.shared?.width))
 }
 
 /// Bytes of the shared experts of all layers.
@@ -245,7 +249,7 @@ fn shared_bytes(model: &Model) -> u64 {
 
 /// Weights of attention's matrices and of shared experts, of all layers.
 fn attention_weights(c: &ModelConfig) -> usize {
-    c.attentions().map(|a| a.weights(c.hidden)).sum::<usize>() + c.layers * c.hidden * 3 * shared_width(c)
+    c.attentions().map(|a| a.weights(c.hidden)).sum::<usize>() + c.hidden * 3 * shared_widths(c).sum::<usize>()
 }
 
 /// Weights of what is placed as one.
@@ -273,13 +277,14 @@ fn small_bytes(c: &ModelConfig) -> u64 {
             + there(a.qk_norm, 2 * a.head_dim)
             + there(a.sinks, a.heads)
     };
-    let biases = there(c.ffn_bias, c.ffn + c.hidden) + expert_biases(c);
+    let (biases, of_experts) = (there(c.ffn_bias, c.ffn + c.hidden), expert_biases(c));
     let router = c.form.experts.filter(Experts::routed).map_or(0, |experts| experts.count * c.hidden);
     let attention = c.attentions().map(of_attention).sum::<usize>();
     // Norms before and behind attention and FFN, and where there are the latter the weights of one that makes zeros.
     let norms = 2 * (u64::from(c.form.norms.before()) + u64::from(c.form.norms.after()));
     let zeros = if c.form.norms.after() { norm_bytes(c) } else { 0 };
-    zeros + c.layers as u64 * (norms * norm_bytes(c) + 4 * (biases + router) as u64) + 4 * attention as u64
+    let experts = c.movable_layers() as u64 * 4 * (of_experts + router) as u64;
+    zeros + c.layers as u64 * (norms * norm_bytes(c) + 4 * biases as u64) + experts + 4 * attention as u64
 }
 
 /// Everything that a pass needs besides weights: the engine's workspace for a chunk of [`CHUNK`] tokens; room for neuron blocks

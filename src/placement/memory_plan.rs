@@ -217,14 +217,14 @@ impl Plan {
 /// Where attention has no room, the matrices of some layers stay in host memory and are copied for every pass; then keys and values, and longer
 /// chunks of prompts, come before neurons.
 ///
-/// `counts` is how often each neuron fired, `[layers][ffn]`.
+/// `counts` is how often each neuron fired, `[layers][ffn]`; a layer of which nothing is placed has none.
 ///
 /// # Errors
 /// [`Error::Memory`] for a budget below `min_bytes`, naming it, one that does not hold the asked share of neurons, or a host budget that is
 /// too small; [`Error::Failed`] where the placement cannot be solved.
 pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile, request: &Request) -> Result<Plan> {
     let (f, request) = (footprint, &request.within_host(footprint));
-    assert_eq!((counts.len(), counts[0].len()), (f.layers, f.ffn));
+    assert!(counts.len() == f.layers && counts.iter().all(|of| of.len() == f.ffn || of.is_empty()));
     let sequences = request.sequences.max(1);
     let kv_bytes = f.kv_bytes * sequences as u64;
     let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };

@@ -34,13 +34,13 @@ pub struct LayerProblem {
 }
 
 impl Problem {
-    /// The problem for `counts`, how often each neuron fired, `[layers][neurons]`, which is its impact (powerinfer 6.2). `min_neurons` is
-    /// C_l.
+    /// The problem for `counts`, how often each neuron fired, `[layers][neurons]`, which is its impact (powerinfer 6.2); a layer of which nothing
+    /// is placed has none. `min_neurons` is C_l.
     ///
     /// # Errors
-    /// The reason in words, where layers differ in size or are empty, or the counts are too large to add up.
+    /// The reason in words, where layers differ in size or all are empty, or the counts are too large to add up.
     pub fn new(counts: &[Vec<u64>], neuron_bytes: u64, min_neurons: usize) -> Result<Problem, String> {
-        let neurons = counts.first().map_or(0, Vec::len);
+        let neurons = counts.iter().map(Vec::len).max().unwrap_or(0);
         Problem::in_batches(counts, neuron_bytes, min_neurons, batch_size(counts.len(), neurons.max(1)))
     }
 
@@ -54,12 +54,12 @@ impl Problem {
         min_neurons: usize,
         batch: usize,
     ) -> Result<Problem, String> {
-        let neurons = counts.first().map_or(0, Vec::len);
+        let neurons = counts.iter().map(Vec::len).max().unwrap_or(0);
         if neurons == 0 || neuron_bytes == 0 {
             return Err("there are no neurons to place".into());
         }
-        if let Some(odd) = counts.iter().position(|c| c.len() != neurons) {
-            return Err(format!("layer {odd} has {} neurons and layer 0 {neurons}", counts[odd].len()));
+        if let Some(odd) = counts.iter().position(|c| !c.is_empty() && c.len() != neurons) {
+            return Err(format!("layer {odd} has {} neurons and another {neurons}", counts[odd].len()));
         }
         let too_large = "the counts are too large to be added up";
         counts.iter().flatten().try_fold(0u64, |sum, &v| sum.checked_add(v)).ok_or(too_large)?;

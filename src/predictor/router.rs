@@ -48,7 +48,9 @@ impl Predictor for Router {
         let Tools { model, pool, kernels, scratch } = tools;
         let c = &model.config;
         let weights = weights(model, layer);
-        let Some(router) = &weights.router else { return scores.fill(1.0) };
+        let Some(router) = &weights.router else {
+            return scores.fill(if weights.experts.is_empty() { 0.0 } else { 1.0 });
+        };
         scratch.normed.clear();
         scratch.normed.extend_from_slice(residual);
         if self.experts.reads == RouterInput::FfnNorm {

@@ -48,12 +48,22 @@ CONFIGS = {
                    "torch_dtype": "bfloat16",
                    "text_config": GEMMA3 | {"query_pre_attn_scalar": 24, "rope_scaling": None}},
 }
+# As zai-org/GLM-4.5: the first layer has one FFN, half of each head is rotated, and a block that predicts later tokens
+# stands behind the others.
+CONFIGS["glm4-moe"] = common(
+    "glm4_moe", "Glm4MoeForCausalLM", attention_bias=True, first_k_dense_replace=1, head_dim=16, hidden_act="silu",
+    moe_intermediate_size=32, n_group=1, n_routed_experts=8, n_shared_experts=1, norm_topk_prob=True,
+    num_experts_per_tok=3, num_hidden_layers=3, num_nextn_predict_layers=1, partial_rotary_factor=0.5, rope_scaling=None,
+    rope_theta=1000000, rms_norm_eps=1e-05, routed_scaling_factor=1.5, tie_word_embeddings=False, topk_group=1,
+    use_qk_norm=True)
 SHARES_WEIGHTS = {"gemma3-27b": "gemma3"}
 # Changes of the configuration that a wrong implementation amounts to.
 MISTAKES = {
     "gemma3": {"no window": {"sliding_window": 4096}, "one rotation": {"rope_local_base_freq": 1e6},
                "no scaling": {"rope_scaling": None}},
     "gemma3-27b": {"queries by the head's size": {"query_pre_attn_scalar": 16}},
+    "glm4-moe": {"whole heads rotated": {"partial_rotary_factor": 1.0}, "no scale": {"routed_scaling_factor": 1.0},
+                 "weights not normalised": {"norm_topk_prob": False}},
 }
 
 
@@ -67,7 +77,8 @@ def rope_of(c):
         full = {"rope_type": "default", "rope_theta": c["rope_theta"], **(c["rope_scaling"] or {})}
         local = {"rope_type": "default", "rope_theta": c["rope_local_base_freq"]}
         return {"full_attention": full, "sliding_attention": local}
-    return {"rope_type": "default", "rope_theta": c["rope_theta"]}
+    return {"rope_type": "default", "rope_theta": c["rope_theta"],
+            "partial_rotary_factor": c.get("partial_rotary_factor", 1.0)}
 
 
 def reference(cfg, **changes):
@@ -81,12 +92,25 @@ def reference(cfg, **changes):
         kinds = ["full_attention" if (n + 1) % every == 0 else "sliding_attention"
                  for n in range(c["num_hidden_layers"])]
         c["layer_types"] = kinds
-    for key in ("rope_scaling", "rope_theta", "rope_local_base_freq", "sliding_window_pattern"):
+    for key in ("rope_scaling", "rope_theta", "rope_local_base_freq", "sliding_window_pattern", "partial_rotary_factor"):
         c.pop(key, None)
     cls = getattr(transformers, c["architectures"][0])
     config = cls.config_class.from_dict(c)
-    config._attn_implementation = "eager"
-    return cls(config).double().eval()
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = cls(config).double().eval()
+    for module in model.modules():
+        if hasattr(module, "e_score_correction_bias"):
+            module.register_forward_hook(seen_by_router)
+    return model
+
+
+GAPS = []  # distances of the last biased score that was taken from the first that was not
+
+
+def seen_by_router(router, _, out):
+    scores = out[0].sigmoid() + router.e_score_correction_bias
+    best = scores.sort(-1, descending=True).values
+    GAPS.append(float((best[..., router.top_k - 1] - best[..., router.top_k]).min()))
 
 
 def random_weights(model, cfg, seed):
@@ -150,18 +174,23 @@ def make_model(name, seed):
     right = base.logits(model, prompt)
     wrong = {m: float((base.logits(load(reference(cfg, **change), weights), prompt) - right).abs().max())
              for m, change in MISTAKES[name].items()}
+    GAPS.clear()
     base.write_expected(d / "expected", model, c, prompt, {"wrong_by": wrong})
+    # No expert is chosen by rounding.
+    assert min(GAPS, default=1) > 2e-4, min(GAPS)
     for f in d.iterdir():
         f.chmod(0o644)  # safetensors writes 0600
 
 
 # ------------------------------------------------------------------ GGUF
-GGUFS = {"gemma3": ("gemma3", "gemma3")}  # name of the file -> (model directory, architecture)
+GGUFS = {"gemma3": ("gemma3", "gemma3"), "glm4-moe": ("glm4-moe", "glm4moe")}  # name of the file -> (model directory, architecture)
 
 INSIDE = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+    "mlp.gate": "ffn_gate_inp", "mlp.gate.e_score_correction": "exp_probs_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp", "mlp.experts.down_proj": "ffn_down_exps", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm"}
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -171,6 +200,10 @@ def gguf_tensors(cfg, weights):
     """Names and values as llama.cpp's converter writes them."""
     out = {}
     for name, x in weights.items():
+        if "experts" in name and not name.endswith(".weight"):
+            name += ".weight"
+        if name.endswith("e_score_correction_bias"):
+            name = name.removesuffix("_bias") + ".bias"
         stem, kind = name.rsplit(".", 1)
         if stem.endswith("norm") and cfg["model_type"].startswith("gemma3"):
             x = x + 1
@@ -178,7 +211,11 @@ def gguf_tensors(cfg, weights):
             out[f"{OUTSIDE[stem]}.{kind}"] = x
         else:
             _, _, layer, rest = stem.split(".", 3)
-            out[f"blk.{layer}.{INSIDE[rest]}.{kind}"] = x
+            if rest == "mlp.experts.gate_up_proj":
+                gate, up = np.split(x, 2, axis=1)
+                out |= {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+            else:
+                out[f"blk.{layer}.{INSIDE[rest]}.{kind}"] = x
     return out
 
 
@@ -191,7 +228,8 @@ def make_gguf(name):
     weights = base.load_dir(MODELS / directory)
 
     def fill(w):
-        w.add_block_count(cfg["num_hidden_layers"])
+        if arch != "glm4moe":
+            w.add_block_count(cfg["num_hidden_layers"])
         w.add_context_length(cfg["max_position_embeddings"])
         w.add_embedding_length(cfg["hidden_size"])
         w.add_feed_forward_length(cfg["intermediate_size"])
@@ -206,6 +244,17 @@ def make_gguf(name):
             w.add_rope_scaling_factor(cfg["rope_scaling"]["factor"])
         if cfg.get("sliding_window"):
             w.add_sliding_window(cfg["sliding_window"])
+        if arch == "glm4moe":
+            w.add_block_count(cfg["num_hidden_layers"] + 1)
+            w.add_uint32("glm4moe.nextn_predict_layers", 1)
+            w.add_rope_dimension_count(int(cfg["head_dim"] * cfg["partial_rotary_factor"]))
+            w.add_leading_dense_block_count(cfg["first_k_dense_replace"])
+            w.add_expert_count(cfg["n_routed_experts"])
+            w.add_expert_used_count(cfg["num_experts_per_tok"])
+            w.add_expert_shared_count(cfg["n_shared_experts"])
+            w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
+            w.add_expert_weights_scale(cfg["routed_scaling_factor"])
+            w.add_expert_weights_norm(cfg["norm_topk_prob"])
         w.add_file_type(base.FILE_TYPE["F16"])
         base.add_spm_to_gguf(w, spm.SentencePieceProcessor(model_file=str(base.VOCABS / "tokenizer.model")))
         for tensor, x in gguf_tensors(cfg, weights).items():

@@ -59,7 +59,7 @@ impl<'a> Chosen<'a> {
 
     /// Whether neurons that do not fire are left out.
     pub(super) fn by_neuron(&self) -> bool {
-        self.weights.experts[0].down_by_neuron
+        self.weights.by_neuron()
     }
 
     pub(super) fn expert(&self, group: &Group) -> &'a FfnMatrices {

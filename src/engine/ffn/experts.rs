@@ -85,6 +85,9 @@ pub fn experts(
     buffers: &mut ExpertBuffers,
     hidden: &mut [f32],
 ) -> ExpertsRead {
+    if chosen.groups.is_empty() {
+        return ExpertsRead::default();
+    }
     if buffers.shows {
         show(compute.again(), chosen, x, buffers);
     }

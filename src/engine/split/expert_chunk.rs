@@ -25,7 +25,8 @@ fn part_bytes(model: &Model) -> [u64; 3] {
     let mut most = [0; 3];
     for layer in &model.layers {
         let FfnWeights::Experts(weights) = &layer.ffn else { continue };
-        most.iter_mut().zip(weights.experts[0].parts()).for_each(|(most, part)| *most = part.bytes().max(*most));
+        let parts = weights.experts.first().into_iter().flat_map(|expert| expert.parts());
+        most.iter_mut().zip(parts).for_each(|(most, part)| *most = part.bytes().max(*most));
     }
     most
 }
@@ -123,7 +124,8 @@ impl Split {
         let tokens = |group: &Group| &routes.tokens[group.first..group.first + group.tokens];
         // The device reads the shared expert for all tokens, as if it were so many others.
         let (_, weights) = mixture(pass, l);
-        let of_shared = weights.shared_bytes().div_ceil(weights.experts[0].bytes());
+        let Some(expert) = weights.experts.first() else { return self.experts.on_host.take(routes, |_| false) };
+        let of_shared = weights.shared_bytes().div_ceil(expert.bytes());
         let (mut reads_here, mut tokens_here) = (of_shared * n.div_ceil(MAX_COLUMNS) as u64, of_shared * n as u64);
         missing.clear();
         for group in &routes.groups {

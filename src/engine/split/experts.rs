@@ -200,7 +200,7 @@ impl Split {
         weights: &ExpertWeights,
         slots: usize,
     ) -> ExpertFfn {
-        let (first, at) = (&weights.experts[0], &self.cache.layers[l].blocks);
+        let (first, at) = (weights.any().expect("a layer with experts"), &self.cache.layers[l].blocks);
         let [gate, up] = first.input_quants();
         ExpertFfn {
             quants: [gate, up, first.down.quant],

@@ -318,7 +318,7 @@ impl Split {
                 let rows = most_rows(c, n);
                 Call::SparseFfn(self.inside_call(c, l, n, (weights, rows), c.neurons()))
             }
-            FfnWeights::Experts(weights) => Call::ExpertFfn(self.expert_call(c, l, n, weights, c.clusters())),
+            FfnWeights::Experts(weights) => Call::ExpertFfn(self.expert_call(c, l, n, weights, weights.experts.len())),
             _ => Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn)),
         }));
         let shared = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
@@ -383,9 +383,12 @@ pub(super) fn frames<'a>(cached: &'a mut Option<&mut CachedFfn>) -> Option<&'a m
     cached.as_mut().map(|cached| &mut cached.cache as &mut dyn Frames)
 }
 
+/// Gate, up and down.
+const EXPERT_PARTS: usize = 3;
+
 /// Where the experts of a layer lie: gate, up and down of each, or a row of each for every neuron.
 fn expert_blocks(weights: &ExpertWeights) -> HostBlocks {
-    let first = &weights.experts[0];
+    let Some(first) = weights.experts.first() else { return HostBlocks::none(EXPERT_PARTS) };
     let each = if first.down_by_neuron { first.down.rows } else { 1 };
     let part = |(i, part): (usize, &Matrix)| {
         let start = |expert: &FfnMatrices| expert.parts().nth(i).expect("all have the same parts").row_ptr(0);

@@ -44,6 +44,7 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         layers,
         hidden: real.hidden,
         ffn,
+        placed_layers: layers,
         experts_used: real.experts_used,
         block_bytes: (real.block_bytes as f64 * real.ffn as f64 / ffn as f64).round() as u64,
         attention_bytes: part(real.attention_bytes),

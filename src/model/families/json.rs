@@ -274,7 +274,7 @@ impl<'a> Fields<'a> {
     }
 
     /// `rope_theta` is a field of the file or, since transformers 5, of `rope_parameters`.
-    fn rope_theta(&self) -> Result<f64> {
+    pub fn rope_theta(&self) -> Result<f64> {
         let theta = match &self.json["rope_parameters"]["rope_theta"] {
             Value::Null => self.number("rope_theta")?.unwrap_or(10_000.0),
             value => value.as_f64().unwrap_or(f64::NAN),

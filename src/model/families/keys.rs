@@ -51,6 +51,11 @@ impl Keys<'_> {
         self.gguf.metadata.f32(&format!("{}.{key}", self.arch))
     }
 
+    /// True or false by the architecture's key `key`, if it is there.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.gguf.metadata.bool(&format!("{}.{key}", self.arch))
+    }
+
     /// Whether the file has a tensor of this name.
     pub fn has(&self, tensor: &str) -> bool {
         self.gguf.tensors.iter().any(|t| t.name == tensor)
@@ -74,8 +79,6 @@ impl Keys<'_> {
 
     /// As [`Keys::common`] with a mixture of experts in the place of each FFN, and RMS norms.
     pub fn mixture(&self, positions: Option<Positions>, activated: Activated, rule: Routing) -> Result<ModelConfig> {
-        let Routing { scoring, normalised, reads } = rule;
-        let (count, used) = (self.required("expert_count")?, self.required("expert_used_count")?);
         for key in ["expert_shared_count", "leading_dense_block_count", "expert_group_count"] {
             if let Some(other) = self.size(key)?.filter(|&other| other > 0) {
                 return Err(self.bad(key, format!("is {other}; only mixtures without such parts are supported")));
@@ -84,6 +87,13 @@ impl Keys<'_> {
         if let Some(scale) = self.number("expert_weights_scale")?.filter(|&scale| scale != 1.0 && scale != 0.0) {
             return Err(self.bad("expert_weights_scale", format!("is {scale}; only 1 is supported")));
         }
+        self.routed(positions, activated, rule)
+    }
+
+    /// The same, of families that read for themselves what a mixture has beside its experts.
+    pub fn routed(&self, positions: Option<Positions>, activated: Activated, rule: Routing) -> Result<ModelConfig> {
+        let Routing { scoring, normalised, reads } = rule;
+        let (count, used) = (self.required("expert_count")?, self.required("expert_used_count")?);
         // Mixtral's files name the size of an expert by the key of other models' FFNs.
         let expert_width = "expert_feed_forward_length";
         let width = if self.size(expert_width)?.is_some() { expert_width } else { "feed_forward_length" };
@@ -104,7 +114,11 @@ impl Keys<'_> {
         if heads == 0 {
             return Err(self.bad("attention.head_count", "is 0"));
         }
-        let head_dim = self.head_dim(hidden / heads)?;
+        // Positions that a family has made itself may rotate a part of a head.
+        let head_dim = match &positions {
+            Some(Positions::Rope { .. }) => self.whole_head_dim(hidden / heads)?,
+            _ => self.head_dim(hidden / heads)?,
+        };
         let vocab = match self.size("vocab_size")? {
             Some(size) => size,
             None => self.gguf.metadata.strings("tokenizer.ggml.tokens")?.map_or(0, |tokens| tokens.len()),
@@ -160,13 +174,19 @@ impl Keys<'_> {
 
     /// Numbers of a head, where `usual` is what they are if no key says so.
     pub fn head_dim(&self, usual: usize) -> Result<usize> {
-        let head_dim = self.size("attention.key_length")?.unwrap_or(usual);
-        if self.size("attention.value_length")?.is_some_and(|v| v != head_dim) {
-            return Err(self.bad("attention.value_length", "differs from the key length"));
-        }
+        let head_dim = self.whole_head_dim(usual)?;
         if self.size("rope.dimension_count")?.is_some_and(|d| d != head_dim) {
             let why = format!("partial rotation is not supported: it must be the head dimension {head_dim}");
             return Err(self.bad("rope.dimension_count", why));
+        }
+        Ok(head_dim)
+    }
+
+    /// The same of a family of which part of a head may be rotated.
+    pub fn whole_head_dim(&self, usual: usize) -> Result<usize> {
+        let head_dim = self.size("attention.key_length")?.unwrap_or(usual);
+        if self.size("attention.value_length")?.is_some_and(|v| v != head_dim) {
+            return Err(self.bad("attention.value_length", "differs from the key length"));
         }
         Ok(head_dim)
     }

@@ -7,9 +7,11 @@ mod bamboo;
 mod falcon;
 mod family;
 mod gemma3;
+mod glm4;
 mod gpt_oss;
 mod json;
 mod keys;
+mod leading;
 mod llama;
 mod minicpm;
 mod mistral;
@@ -34,7 +36,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 20] = [
+const FAMILIES: [Family; 22] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -54,6 +56,8 @@ const FAMILIES: [Family; 20] = [
     gpt_oss::DIRECTORY,
     gemma3::FAMILY,
     gemma3::TEXT,
+    glm4::FAMILY,
+    glm4::DIRECTORY,
     smallthinker::FAMILY,
 ];
 

@@ -46,6 +46,11 @@ pub enum QkvRows {
     Apart,
     /// Three tensors; the rows of q and k in the order of interleaved RoPE, which is undone when they are read.
     Interleaved,
+    /// Three tensors; of each head of q and k the first `rotated` rows are rotated, row i with row i + rotated / 2.
+    Partial {
+        /// Rows of a head.
+        rotated: usize,
+    },
     /// One tensor: all queries, all keys, all values.
     Joined,
     /// One tensor of groups: the query heads that share a key head and a value head, then that key head, then that value head.
@@ -200,7 +205,10 @@ impl Names {
         let rows = 0..heads * dim;
         match self.qkv {
             QkvRows::Apart => None,
-            QkvRows::Interleaved if role == Role::V => None,
+            QkvRows::Interleaved | QkvRows::Partial { .. } if role == Role::V => None,
+            QkvRows::Partial { rotated } => {
+                Some(rows.map(|r| r / dim * dim + partial(dim, rotated, r % dim)).collect())
+            }
             QkvRows::Interleaved => {
                 // The pair (i, i + dim / 2) of ours is (2i, 2i + 1) there.
                 let within = |r: usize| if r < dim / 2 { 2 * r } else { 2 * (r - dim / 2) + 1 };
@@ -222,6 +230,26 @@ impl Names {
                 };
                 Some(rows.map(|r| place(r / dim) * dim + r % dim).collect())
             }
+        }
+    }
+}
+
+/// Where number `r` of a head of `dim` stands in a file whose heads begin with `rotated` numbers in halves. The engine's halves are those of the
+/// whole head: number i is rotated with i + dim / 2, and where i is beyond the file's half both are not.
+fn partial(dim: usize, rotated: usize, r: usize) -> usize {
+    let (half, pair) = (r / (dim / 2), r % (dim / 2));
+    match pair < rotated / 2 {
+        true => half * rotated / 2 + pair,
+        false => rotated + half * (dim - rotated) / 2 + pair - rotated / 2,
+    }
+}
+
+impl Names {
+    /// For each number of a head's norm, in the engine's order, its place in the file; `None` where they are the same.
+    pub fn head_order(&self, dim: usize) -> Option<Vec<usize>> {
+        match self.qkv {
+            QkvRows::Partial { rotated } => Some((0..dim).map(|r| partial(dim, rotated, r)).collect()),
+            _ => None,
         }
     }
 }

@@ -136,7 +136,7 @@ impl Migrator for Restless {
 /// One mixture with random slots and moves, experts that are copied for a prompt, and a budget that changes: logits on the card are the
 /// CPU's. Adds how many experts of tokens lay in slots, and how many were copied.
 fn law(seed: u64, hits: &mut u64, copied: &mut u64) {
-    const MODELS: [&str; 8] = [
+    const MODELS: [&str; 9] = [
         "mixtral",
         "qwen3-moe.gguf",
         "smallthinker",
@@ -145,12 +145,14 @@ fn law(seed: u64, hits: &mut u64, copied: &mut u64) {
         "mixtral.gguf",
         "qwen2-moe.gguf",
         "gpt-oss.mxfp4.gguf",
+        "glm4-moe.gguf",
     ];
     let (mut prng, name) = (Prng::new(seed), MODELS[seed as usize % MODELS.len()]);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(name);
     let model = Model::in_place(Source::open(&path, None).unwrap()).unwrap();
     let (layers, clusters) = (model.config.layers, model.config.clusters());
-    let mut some = || (0..layers).map(|_| prng.below(clusters as u64 + 1) as usize).collect::<Vec<_>>();
+    let movable: Vec<usize> = (0..layers).map(|l| model.config.movable_of(l)).collect();
+    let mut some = || movable.iter().map(|&all| prng.below(all as u64 + 1) as usize).collect::<Vec<_>>();
     let (first, later) = (some(), some());
     let budget = device_bytes(&model, &vec![clusters; layers]) + (1 << 20);
     let device = if seed % 2 == 1 { with_graphs(budget) } else { device(budget) };
@@ -194,7 +196,7 @@ fn law(seed: u64, hits: &mut u64, copied: &mut u64) {
 fn logits_of_mixtures_are_the_cpus_on_a_card() {
     on(&Machine::new(), "logits_of_mixtures_are_the_cpus_on_a_card", &[], || {
         let (mut hits, mut copied) = (0, 0);
-        (0..16).for_each(|seed| law(seed, &mut hits, &mut copied));
+        (0..18).for_each(|seed| law(seed, &mut hits, &mut copied));
         assert!(hits > 1000 && copied > 1000, "{hits} experts in slots of the card, {copied} copied");
         assert_eq!(StandIn::new().left(), "");
     });

@@ -1,0 +1,58 @@
+//! GLM-4.5 to 4.7: a mixture of DeepSeek's kind with biases on queries, keys and values, and half of each head rotated.
+
+use super::json::Fields;
+use super::names::{GGUF, LLAMA, Names, QkvRows};
+use super::{Family, leading};
+use crate::error::Result;
+use crate::model::config::{ModelConfig, Positions};
+use crate::model::role::Role;
+use serde_json::Value;
+
+pub(super) const FAMILY: Family = Family {
+    name: "glm4moe",
+    known_as: "glm4moe",
+    config_json: |c| Err(c.bad("model_type", "is the name of GGUFs; a directory's is glm4_moe")),
+    gguf: Some(leading::gguf),
+    tensors: |config, _| names(config),
+    gguf_tensors: |config| {
+        let mut names = Names { qkv: halves(config), ..GGUF };
+        names.inside[Role::FfnNorm as usize - Role::AttnNorm as usize] = "post_attention_norm";
+        names
+    },
+};
+
+/// The same by the name that its config.json has for it.
+pub(super) const DIRECTORY: Family =
+    Family { name: "glm4_moe", known_as: "glm4_moe", config_json, gguf: None, ..FAMILY };
+
+/// Of a head this part is rotated where the file does not say it.
+const ROTATED: f64 = 0.5;
+
+fn config_json(c: &Fields) -> Result<ModelConfig> {
+    // As of a family that rotates whole heads; what is rotated is set below.
+    let (key, mut whole) = ("partial_rotary_factor", c.json.clone());
+    let said = [whole.get_mut(key).map(Value::take), whole["rope_parameters"].get_mut(key).map(Value::take)];
+    let factor = said.iter().flatten().find_map(Value::as_f64).unwrap_or(ROTATED);
+    let c = &Fields { json: &whole, ..*c };
+    let config = leading::config_json(c, "glm4_moe")?;
+    let rotated = (config.head_dim as f64 * factor) as usize;
+    let positions = leading::rotation(config.head_dim, rotated, c.rope_theta()?).map_err(|why| c.bad(key, why))?;
+    // The biases that the file speaks of are those of queries, keys and values.
+    Ok(ModelConfig { positions, output_bias: false, ..config })
+}
+
+fn names(config: &ModelConfig) -> Names {
+    let mut names = Names { qkv: halves(config), ..LLAMA };
+    names.more[Role::SelectionBias as usize - Role::QNorm as usize] = "mlp.gate.e_score_correction";
+    names.shared = ["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj", ""];
+    names
+}
+
+/// The rotated numbers of a head stand first, in halves.
+fn halves(config: &ModelConfig) -> QkvRows {
+    let Positions::Rope { frequencies } = &config.positions else { return QkvRows::Apart };
+    match 2 * frequencies.iter().filter(|frequency| **frequency > 0.0).count() {
+        rotated if rotated < config.head_dim => QkvRows::Partial { rotated },
+        _ => QkvRows::Apart,
+    }
+}

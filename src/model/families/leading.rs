@@ -1,0 +1,108 @@
+//! Mixtures of DeepSeek's kind: the first layers have one FFN, the others experts in groups with shared ones beside them.
+
+use super::Activated;
+use super::json::{Fields, Routing};
+use super::keys::Keys;
+use crate::error::Result;
+use crate::model::config::{ModelConfig, Positions, RopeScaling, check_layers, rope_frequencies};
+use crate::model::layer::{Experts, Groups, LayerForm, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm};
+
+/// What such a mixture has beside the experts that a router chooses.
+struct Beside {
+    groups: [usize; 2],
+    scale: f32,
+    /// Neurons of the shared expert; 0 where there is none.
+    shared: usize,
+    /// Layers with one FFN, and its neurons.
+    leading: usize,
+    width: usize,
+}
+
+/// A sigmoid for each expert.
+const SIGMOID: Routing = Routing { scoring: Scoring::Sigmoid, normalised: true, reads: RouterInput::FfnNorm };
+
+/// A GGUF's mixture. Part of a head is rotated, in halves, where `rope.dimension_count` says so.
+pub(super) fn gguf(k: &Keys) -> Result<ModelConfig> {
+    let scoring = match k.size("expert_gating_func")? {
+        // The first files lack the key.
+        None | Some(0 | 2) => Scoring::Sigmoid,
+        Some(1) => Scoring::Softmax,
+        Some(other) => {
+            return Err(k.bad("expert_gating_func", format!("is {other}; known are 1 (softmax) and 2 (sigmoid)")));
+        }
+    };
+    let normalised = k.flag("expert_weights_norm")?.unwrap_or(true);
+    let positions = partial_rotary(k)?;
+    let config = k.routed(Some(positions), Activated::SILU, Routing { scoring, normalised, ..SIGMOID })?;
+    let layers = k.layer_count()?;
+    // Blocks that predict later tokens stand behind the others.
+    let more = k.size("nextn_predict_layers")?.unwrap_or(0);
+    let layers = check_layers(layers.saturating_sub(more)).map_err(|why| k.bad("nextn_predict_layers", why))?;
+    let shared = k.size("expert_shared_count")?.unwrap_or(0);
+    let shared = match k.size("expert_shared_feed_forward_length")? {
+        Some(width) => width,
+        None => shared.saturating_mul(config.ffn),
+    };
+    let beside = Beside {
+        groups: [k.size("expert_group_count")?.unwrap_or(0), k.size("expert_group_used_count")?.unwrap_or(0)],
+        scale: k.number("expert_weights_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0),
+        shared,
+        leading: k.size("leading_dense_block_count")?.unwrap_or(0),
+        width: k.required("feed_forward_length")?,
+    };
+    Ok(beside.of(ModelConfig { layers, ..config }))
+}
+
+/// A directory's mixture.
+pub(super) fn config_json(c: &Fields, family: &str) -> Result<ModelConfig> {
+    let normalised = c.flag("norm_topk_prob")?.unwrap_or(true);
+    let keys = ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"];
+    let config = c.mixture(family, Activated::SILU, keys, Routing { normalised, ..SIGMOID })?;
+    let beside = Beside {
+        groups: [c.optional_size("n_group")?.unwrap_or(0), c.optional_size("topk_group")?.unwrap_or(0)],
+        scale: c.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        shared: c.optional_size("n_shared_experts")?.unwrap_or(0).saturating_mul(config.ffn),
+        leading: c.optional_size("first_k_dense_replace")?.unwrap_or(0),
+        width: c.size("intermediate_size")?,
+    };
+    Ok(beside.of(config))
+}
+
+impl Beside {
+    fn of(self, config: ModelConfig) -> ModelConfig {
+        let [count, used] = self.groups;
+        let groups = (count > 1).then_some(Groups { count, used });
+        let shared = (self.shared > 0).then_some(SharedForm { width: self.shared, weighted: false });
+        let with = |experts| Experts { groups, shared, scale: self.scale, ..experts };
+        let layers: Vec<usize> = (0..self.leading.min(config.layers)).collect();
+        let own = match layers.is_empty() {
+            true => Vec::new(),
+            false => vec![OwnForm { layers, ffn: Some(OwnFfn::Dense(self.width)), ..OwnForm::default() }],
+        };
+        ModelConfig { form: LayerForm { experts: config.form.experts.map(with), own, ..config.form }, ..config }
+    }
+}
+
+/// Rotation of the first numbers of a head, in halves; the others have frequency 0.
+fn partial_rotary(k: &Keys) -> Result<Positions> {
+    let heads = k.required("attention.head_count")?.max(1);
+    let head_dim = k.whole_head_dim(k.required("embedding_length")? / heads)?;
+    let rotated = k.size("rope.dimension_count")?.unwrap_or(head_dim);
+    let kind = "rope.scaling.type";
+    if k.gguf.metadata.str(&format!("{}.{kind}", k.arch))?.is_some_and(|kind| kind != "none")
+        || k.rope_factors.is_some()
+    {
+        return Err(k.bad(kind, format!("scaling is not supported for {}", k.arch)));
+    }
+    rotation(head_dim, rotated, k.rope_base()?).map_err(|why| k.bad("rope.dimension_count", why))
+}
+
+/// Rotation of the first `rotated` numbers of a head of `head_dim`; the others have frequency 0.
+pub(super) fn rotation(head_dim: usize, rotated: usize, theta: f64) -> std::result::Result<Positions, String> {
+    if rotated > head_dim || !rotated.is_multiple_of(2) || rotated == 0 {
+        return Err(format!("is {rotated}; it must be even and at most the head dimension {head_dim}"));
+    }
+    let mut frequencies = rope_frequencies(rotated.min(1 << 12), theta, &RopeScaling::None);
+    frequencies.resize(head_dim.min(1 << 12) / 2, 0.0);
+    Ok(Positions::Rope { frequencies })
+}
