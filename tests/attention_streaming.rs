@@ -94,6 +94,8 @@ fn attention_that_is_copied_gives_the_same_bits() {
         "gpt-oss.mxfp4.gguf",
         "gemma3",
         "glm4-moe.gguf",
+        "lfm2",
+        "lfm2-moe.gguf",
         "smallthinker by neuron",
     ];
     for name in names {
@@ -178,7 +180,7 @@ fn each_layer_is_copied_once_for_each_pass_and_not_where_it_still_lies_there() {
     let path = made(dir.path(), 7, [64, 96]);
     let open = || Model::open(&path).unwrap();
     let c = open().config.clone();
-    let each = ((c.attention(0).qkv_dim() + c.attention(0).q_dim()) * Quant::F16.row_bytes(c.hidden)) as u64;
+    let each = ((c.mixer(0).rows() + c.mixer(0).cols()) * Quant::F16.row_bytes(c.hidden)) as u64;
     for parts in [1, 4] {
         let costs = |streamed| {
             let mut engine = engine(open(), RATES, streamed, 1);
@@ -225,10 +227,10 @@ fn a_prompt_is_bound_by_the_link_or_by_arithmetic_and_a_token_by_the_processor()
         };
         let (there, copied) = (on(0), on(c.layers));
         let [prompt, token] = copied.map(|cost| cost.1);
-        let weights = c.layers * c.hidden * (c.attention(0).qkv_dim() + c.attention(0).q_dim() + 3 * c.ffn);
+        let weights = c.layers * c.hidden * (c.mixer(0).rows() + c.mixer(0).cols() + 3 * c.ffn);
         let alone = 2.0 * 200.0 * weights as f64 / m.host_gflops / 1e6;
         let link = copied[0].0 as f64 / m.link_gb_s / 1e6;
-        let attention = (c.layers * (c.attention(0).qkv_dim() + c.attention(0).q_dim()) * c.hidden) as f64;
+        let attention = (c.layers * (c.mixer(0).rows() + c.mixer(0).cols()) * c.hidden) as f64;
         let arithmetic = 2.0 * 200.0 * attention / m.device_gflops / 1e6 + there[0].1;
         println!(
             "{name}: a prompt of 200 tokens {prompt:.1} ms, the link alone {link:.1}, attention there {:.1}, the processor alone {alone:.1}; \

@@ -17,8 +17,9 @@ use dynamicinfer::prng::Prng;
 use support::{RATES, error, on_device, opened};
 
 /// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts, norms on
-/// both sides with two rotations, a layer without experts in a mixture.
-const FAMILIES: [&str; 13] = [
+/// both sides with two rotations, a layer without experts in a mixture,
+/// short convolutions.
+const FAMILIES: [&str; 15] = [
     "llama",
     "opt",
     "mistral",
@@ -32,6 +33,8 @@ const FAMILIES: [&str; 13] = [
     "qwen2-moe",
     "gemma3",
     "glm4-moe",
+    "lfm2",
+    "lfm2-moe",
 ];
 const CONTEXT: usize = 96;
 /// Sums of f32 in another order: tiles of several columns and units of a longer list of neurons.

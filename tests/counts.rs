@@ -30,12 +30,14 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 19] = [
+const DIRECTORIES: [&str; 21] = [
     "bamboo",
     "falcon",
     "falcon-40b",
     "gemma3",
     "glm4-moe",
+    "lfm2",
+    "lfm2-moe",
     "llama",
     "llama-linear-rope",
     "llama-tied",
@@ -52,12 +54,14 @@ const DIRECTORIES: [&str; 19] = [
     "turbosparse-mixtral",
 ];
 
-const GGUFS: [&str; 18] = [
+const GGUFS: [&str; 20] = [
     "bamboo.gguf",
     "falcon.gguf",
     "falcon-40b.gguf",
     "gemma3.gguf",
     "glm4-moe.gguf",
+    "lfm2.gguf",
+    "lfm2-moe.gguf",
     "gpt-oss.mxfp4.gguf",
     "llama.gguf",
     "llama-linear-rope.q8_0.gguf",

@@ -74,8 +74,8 @@ fn model(kind: Ffn, activation: Activation, quants: [Quant; 3]) -> Model {
     for part in ["attn_norm", "ffn_norm"] {
         add(&format!("layer.0.{part}"), Quant::F32, 1, HIDDEN);
     }
-    add("layer.0.qkv", quant, config.attention(0).qkv_dim(), HIDDEN);
-    add("layer.0.o", quant, HIDDEN, config.attention(0).q_dim());
+    add("layer.0.qkv", quant, config.mixer(0).rows(), HIDDEN);
+    add("layer.0.o", quant, HIDDEN, config.mixer(0).cols());
     if config.ffn_bias {
         add("layer.0.up_bias", Quant::F32, 1, NEURONS);
         add("layer.0.down_bias", Quant::F32, 1, HIDDEN);

@@ -66,10 +66,11 @@ impl Restless {
             let layer = prng.below(layers) as usize;
             let table = &mut cache.layers[layer].table;
             let slots = table.slots().len() as u64;
+            let neurons = table.neurons() as u64;
             if slots == 0 {
                 continue;
             }
-            let (slot, neuron) = (prng.below(slots) as u32, prng.below(96) as u32);
+            let (slot, neuron) = (prng.below(slots) as u32, prng.below(neurons) as u32);
             if prng.below(10) == 0 {
                 let filling = matches!(table.slots()[slot as usize], Slot::Filling(_));
                 assert_eq!(table.clear(SlotId(slot)).is_err(), filling);

@@ -140,7 +140,7 @@ impl Naive {
         for (layer, position) in (0..layers).flat_map(|layer| (first..first + n).map(move |position| (layer, position)))
         {
             for part in [0, 1] {
-                let numbers = vec![mark(text, position, layer, part); config.attention(layer).kv_dim()];
+                let numbers = vec![mark(text, position, layer, part); config.attention(layer).unwrap().kv_dim()];
                 self.cache.put(layer, part, position, &numbers);
             }
         }
@@ -150,7 +150,8 @@ impl Naive {
     fn check(&self, config: &ModelConfig, prng: &mut Prng) {
         assert_eq!(self.cache.len, self.texts.len());
         for layer in 0..config.layers {
-            let first = config.attention(layer).window.map_or(0, |window| (self.cache.len + 1).saturating_sub(window));
+            let first =
+                config.attention(layer).unwrap().window.map_or(0, |window| (self.cache.len + 1).saturating_sub(window));
             let between = |seen: usize| first + prng.below(seen as u64) as usize;
             let places: Vec<usize> = match self.cache.len - first {
                 0 => Vec::new(),
@@ -177,7 +178,7 @@ fn caches_hold_what_a_list_of_texts_holds() {
     config.form.windowed = (0..config.layers).map(|layer| layer % 2 == 1).collect();
     config.window = Some(40);
     let sizes = [9000, 6000, 4500, 300];
-    let whole = |context| (config.layers * 2 * config.attention(0).kv_dim() * 4 * context) as u64;
+    let whole = |context| (config.layers * 2 * config.attention(0).unwrap().kv_dim() * 4 * context) as u64;
     assert!(KvCache::bytes_for(&config, 9000, KvType::F32) < whole(9000) * 3 / 4);
     assert_eq!(KvCache::bytes_for(&config, 300, KvType::F32), whole(300));
     let cache = |context| KvCache::new(&config, context, KvType::F32).unwrap();
@@ -247,6 +248,8 @@ fn a_stopped_chunk_leaves_no_trace() {
         "qwen2-moe",
         "gemma3",
         "glm4-moe",
+        "lfm2",
+        "lfm2-moe",
     ] {
         let mut engine = Engine::new(opened(dir.path(), name, Quant::F16), 2, Kernels::best());
         let tokens = |n: u32| (0..n).map(|i| 5 + i * 37 % 90).collect::<Vec<u32>>();

@@ -265,7 +265,7 @@ impl Observer for Reads<'_> {
         seen.attended
             .iter()
             .enumerate()
-            .for_each(|(i, x)| here[c.hidden + i % c.attention(0).q_dim()] += f64::from(*x).powi(2));
+            .for_each(|(i, x)| here[c.hidden + i % c.mixer(0).cols()] += f64::from(*x).powi(2));
         self.attended = seen.attended.to_vec();
         if seen.layer > 0 {
             return;
@@ -285,7 +285,7 @@ impl Observer for Reads<'_> {
     fn layer(&mut self, seen: &Seen<'_>) {
         let c = &self.model.config;
         let width = self.squares.len() / c.layers;
-        let here = &mut self.squares[seen.layer * width..][c.hidden + c.attention(0).q_dim()..width];
+        let here = &mut self.squares[seen.layer * width..][c.hidden + c.mixer(0).cols()..width];
         seen.input.iter().enumerate().for_each(|(i, x)| here[i % c.hidden] += f64::from(*x).powi(2));
         if seen.layer > 0 {
             return;
@@ -293,7 +293,7 @@ impl Observer for Reads<'_> {
         let (layer, mut embedded) = (&self.model.layers[0], vec![0.0; c.hidden]);
         for (t, token) in self.tokens.iter().enumerate() {
             rows::decode(self.model.embed.quant, self.model.embed.row(*token as usize), &mut embedded);
-            let added = times(&layer.o, &self.attended[t * c.attention(0).q_dim()..][..c.attention(0).q_dim()]);
+            let added = times(&layer.o, &self.attended[t * c.mixer(0).cols()..][..c.mixer(0).cols()]);
             for (i, added) in added.iter().enumerate() {
                 let (residual, wanted) = (seen.residual[t * c.hidden + i], embedded[i] + *added as f32);
                 assert!((residual - wanted).abs() < 1e-3 * (1.0 + wanted.abs()), "{residual}, not {wanted}");
@@ -354,8 +354,11 @@ fn errors(source: &Source, model: &Model, importance: &Importance) -> Vec<(Strin
         values
     };
     for (l, layer) in model.layers.iter().enumerate() {
-        let roles =
-            [(Role::Q, c.attention(0).q_dim()), (Role::K, c.attention(0).kv_dim()), (Role::V, c.attention(0).kv_dim())];
+        let roles = [
+            (Role::Q, c.mixer(0).cols()),
+            (Role::K, c.attention(0).unwrap().kv_dim()),
+            (Role::V, c.attention(0).unwrap().kv_dim()),
+        ];
         let parts = layer.qkv.parts();
         let mut first = 0;
         for (i, (role, rows)) in roles.into_iter().enumerate() {
@@ -364,7 +367,7 @@ fn errors(source: &Source, model: &Model, importance: &Importance) -> Vec<(Strin
             add(format!("{l} {role:?}"), matrix.quant, &mut pairs, importance.qkv(l));
             first += rows;
         }
-        let mut pairs = (0..layer.o.rows).map(|r| (layer.o.row(r), truth(Role::O, l, r, c.attention(0).q_dim())));
+        let mut pairs = (0..layer.o.rows).map(|r| (layer.o.row(r), truth(Role::O, l, r, c.mixer(0).cols())));
         add(format!("{l} O"), layer.o.quant, &mut pairs, importance.output(l));
         let blocks = layer.neurons();
         for (role, part) in [(Role::Gate, layer.block().gate_or_up()), (Role::Up, layer.block().up())] {

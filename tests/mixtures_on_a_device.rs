@@ -31,7 +31,7 @@ use tempfile::TempDir;
 
 /// Of every family, as published and as GGUF; normed queries, routers that read another input, shared experts, layers without rotation, and
 /// rows in GGUF's blocks, biases, sinks and a layer without experts among them.
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 13] = [
     "mixtral",
     "mixtral.gguf",
     "qwen3-moe",
@@ -42,6 +42,7 @@ const MODELS: [&str; 12] = [
     "qwen2-moe",
     "qwen2-moe.gguf",
     "glm4-moe.gguf",
+    "lfm2-moe",
     "k256-moe.q4_k_m.gguf",
     GPT_OSS,
 ];

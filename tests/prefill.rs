@@ -43,8 +43,19 @@ fn by_few(engine: &mut Engine, tokens: &[u32], each: usize) -> Vec<f32> {
 }
 
 /// Rope, a sliding window, biases, attention beside the FFN, normed queries, many queries to a key, experts, one of them for every token.
-const FAMILIES: [&str; 10] =
-    ["llama", "mistral", "qwen2", "falcon", "falcon-40b", "qwen3", "qwen3-moe", "qwen2-moe", "gemma3", "glm4-moe"];
+const FAMILIES: [&str; 11] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "falcon",
+    "falcon-40b",
+    "qwen3",
+    "qwen3-moe",
+    "qwen2-moe",
+    "gemma3",
+    "glm4-moe",
+    "lfm2",
+];
 
 #[test]
 fn a_prompt_in_chunks_gives_what_it_gives_token_by_token() {

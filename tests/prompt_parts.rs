@@ -241,8 +241,8 @@ fn machines(path: &Path) -> Vec<MachineProfile> {
 /// Milliseconds that the processor alone takes for a prompt's products and attention, by its arithmetic: less than it takes in truth.
 fn alone_ms(path: &Path, m: &MachineProfile, n: usize) -> f64 {
     let c = &Model::open(path).unwrap().config;
-    let weights = (c.attention(0).qkv_dim() + c.attention(0).q_dim() + 3 * c.ffn) * c.hidden;
-    let of_layer = 2 * n * weights + 2 * n * (n + 1) * c.attention(0).q_dim();
+    let weights = (c.mixer(0).rows() + c.mixer(0).cols() + 3 * c.ffn) * c.hidden;
+    let of_layer = 2 * n * weights + 2 * n * (n + 1) * c.mixer(0).cols();
     (c.layers * of_layer) as f64 / m.host_gflops / 1e6
 }
 

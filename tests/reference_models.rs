@@ -37,7 +37,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 51] = [
+const MODELS: [(&str, &str); 55] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -89,6 +89,10 @@ const MODELS: [(&str, &str); 51] = [
     ("gemma3-27b", "gemma3-27b"),
     ("glm4-moe", "glm4-moe"),
     ("glm4-moe.gguf", "glm4-moe"),
+    ("lfm2", "lfm2"),
+    ("lfm2.gguf", "lfm2"),
+    ("lfm2-moe", "lfm2-moe"),
+    ("lfm2-moe.gguf", "lfm2-moe"),
 ];
 
 #[test]
@@ -116,6 +120,7 @@ fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
         "falcon-40b",
         "minicpm",
         "gemma3",
+        "lfm2",
     ];
     let twins = twins.map(|twin| (twin, format!("{twin}.gguf")));
     for (model, gguf) in twins.into_iter().chain([("relufalcon", "relufalcon.powerinfer.gguf".into())]) {

@@ -236,7 +236,7 @@ def main():
     parser.add_argument("--llama", help="a Python that has xllamacpp")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--no-bench", action="store_true")
-    parser.add_argument("--expect-refused", default="gemma3", help="models that are not supported yet (default: %(default)s)")
+    parser.add_argument("--expect-refused", default="", help="models that are not supported yet (default: none)")
     parser.add_argument("--out", type=Path, help="folder for table.md, answers.md and rows.json")
     options = parser.parse_args()
     options.program = shutil.which(options.program) or str(Path(options.program).resolve())

@@ -84,17 +84,22 @@ impl SlotTable {
         self.version
     }
 
+    /// Neurons of the layer; 0 where it has nothing that moves.
+    pub fn neurons(&self) -> usize {
+        self.slot_of.len()
+    }
+
     /// What each slot holds, `[slots]`.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
-    /// Where a neuron is computed.
+    /// Where a neuron is computed; one that the layer does not have is in no slot.
     #[inline]
     pub fn location(&self, neuron: StoreId) -> Location {
-        match self.slot_of[neuron.index()] {
-            NONE => Location::Host,
-            slot => Location::Device(SlotId(slot)),
+        match self.slot_of.get(neuron.index()) {
+            None | Some(&NONE) => Location::Host,
+            Some(&slot) => Location::Device(SlotId(slot)),
         }
     }
 

@@ -420,9 +420,7 @@ fn parts_table(args: &Args, plan: &Plan, c: &ModelConfig, predictor: &str) -> Ta
                 format!("keys and values ({} of {} on the device)", plan.sequences, args.parallel)
             }
             PartName::Kv => "keys and values".into(),
-            PartName::Attention if c.form.experts.is_some_and(|e| e.shared.is_some()) => {
-                "attention and shared experts".into()
-            }
+            PartName::Attention if c.has_shared() => "attention and shared experts".into(),
             PartName::Attention if plan.streamed_layers > 0 => {
                 format!("attention ({} of {} layers copied for each pass)", plan.streamed_layers, c.layers)
             }

@@ -12,7 +12,7 @@ use crate::ops::math;
 
 /// Norms and rotates the queries and keys of `qkv`, `[n, qkv_dim]`, in layers that do so, and writes keys and values to the caches.
 pub(super) fn rotate_and_put(
-    config: &ModelConfig,
+    (config, a): (&ModelConfig, Attention<'_>),
     weights: &Layer,
     caches: &mut [KvCache],
     layer: usize,
@@ -20,7 +20,6 @@ pub(super) fn rotate_and_put(
     qkv: &mut [f32],
     cos_sin: &mut Vec<(f32, f32)>,
 ) {
-    let a = config.attention(layer);
     for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(qkv.chunks_exact_mut(a.qkv_dim())) {
         let (qk, v) = qkv.split_at_mut(a.q_dim() + a.kv_dim());
         if let Some(norms) = &weights.qk_norm {
@@ -43,9 +42,8 @@ pub(super) fn rotate_and_put(
 /// token, or of a few neighbouring tokens of a prompt, which then share the reading of keys and values.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn attention(
-    pool: &mut ThreadPool,
-    kernels: &Kernels,
-    config: &ModelConfig,
+    (pool, kernels): (&mut ThreadPool, &Kernels),
+    a: Attention<'_>,
     weights: &Layer,
     caches: &[KvCache],
     layer: usize,
@@ -54,7 +52,6 @@ pub(super) fn attention(
     rooms: &mut [AttendScratch],
     out: &mut [f32],
 ) {
-    let a = config.attention(layer);
     let (q_dim, qkv_dim, shared) = (a.q_dim(), a.qkv_dim(), a.sharing());
     let Attention { kv_heads, head_dim: dim, window, .. } = a;
     let n = positions.len();
@@ -98,8 +95,7 @@ pub(super) fn attention(
 
 /// Bytes of keys and values in f16 that attention over these tokens reads, those of neighbours in a prompt once, and its multiplications and
 /// additions, each counted: what a clock that is made of rates takes for it.
-pub(super) fn work(config: &ModelConfig, layer: usize, positions: &[TokenPosition]) -> (u64, u64) {
-    let a = config.attention(layer);
+pub(super) fn work(a: &Attention<'_>, positions: &[TokenPosition]) -> (u64, u64) {
     let seen = |p: &TokenPosition| (p.position + 1).min(a.window.unwrap_or(usize::MAX)) as u64;
     let last = |i: usize| positions.get(i + 1).is_none_or(|next| next.sequence != positions[i].sequence);
     let read: u64 = (0..positions.len()).filter(|&i| last(i)).map(|i| seen(&positions[i])).sum();

@@ -13,8 +13,8 @@ pub(super) fn embed(pass: &mut Pass<'_, '_>) {
     let h = c.hidden;
     b.x.resize(n * h, 0.0);
     b.normed.resize(n * h, 0.0);
-    b.qkv.resize(n * c.most_of_attention(|a| a.qkv_dim()), 0.0);
-    b.attended.resize(n * c.most_of_attention(|a| a.q_dim()), 0.0);
+    b.qkv.resize(n * c.most_of_mixers(|m| m.rows()), 0.0);
+    b.attended.resize(n * c.most_of_mixers(|m| m.cols()), 0.0);
     b.projected.resize(n * h, 0.0);
     // Attention's scratch memory grows with the position: all that the context needs at once, for nothing is allocated later.
     let context = caches.iter().map(|kv| kv.context).max().unwrap_or(0);

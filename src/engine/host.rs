@@ -2,6 +2,7 @@
 
 use super::attention::{attention, rotate_and_put};
 use super::batch::Buffers;
+use super::convolution::convolve;
 use super::embed::embed;
 use super::ffn::{self, CachedTools, Chosen, Compute, Neurons, Scorer, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
@@ -16,7 +17,7 @@ use crate::cpu::thread_pool::Parts;
 use crate::cpu::{MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Read, Stage, Timeline};
 use crate::model::config::ModelConfig;
-use crate::model::layer::{Norms, RouterInput};
+use crate::model::layer::{Mixer, Norms, RouterInput};
 use crate::model::weights::Layer;
 use crate::model::{ExpertWeights, FfnWeights};
 use crate::ops::gates::gates;
@@ -114,7 +115,7 @@ impl Executor for Host<'_> {
         let h = c.hidden;
         each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, &layer.attn_norm, &b.x[t * h..(t + 1) * h], out));
         let Buffers { columns, unordered, qkv, normed, ffn, .. } = &mut **b;
-        let qkv = &mut qkv[..n * c.attention(l).qkv_dim()];
+        let qkv = &mut qkv[..n * c.mixer(l).rows()];
         ffn.inputs.layer = l;
         columns.scale = ffn.inputs.take(Input::Qkv, normed);
         linear_stacked(pool, kernels, &layer.qkv, normed, columns, unordered, qkv);
@@ -127,9 +128,14 @@ impl Executor for Host<'_> {
         let Pass { model, pool, kernels, buffers: b, caches, probe, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         let Buffers { qkv, attended, positions, cos_sin, attend, normed, columns, ffn, projected, .. } = &mut **b;
-        let (qkv, attended) = (&mut qkv[..n * c.attention(l).qkv_dim()], &mut attended[..n * c.attention(l).q_dim()]);
-        rotate_and_put(c, layer, caches, l, positions, qkv, cos_sin);
-        attention(pool, kernels, c, layer, caches, l, positions, qkv, attend, attended);
+        let (qkv, attended) = (&mut qkv[..n * c.mixer(l).rows()], &mut attended[..n * c.mixer(l).cols()]);
+        match c.mixer(l) {
+            Mixer::Attention(a) => {
+                rotate_and_put((c, a), layer, caches, l, positions, qkv, cos_sin);
+                attention((pool, kernels), a, layer, caches, l, positions, qkv, attend, attended);
+            }
+            Mixer::Convolution(form) => convolve(pool, (form, &layer.taps), caches, l, positions, qkv, attended),
+        }
         if let Some(observer) = &mut probe.observer {
             observer.attention(&SeenAttention { layer: l, input: normed, attended });
         }

@@ -2,6 +2,7 @@
 
 pub mod attention;
 pub mod batch;
+mod convolution;
 mod embed;
 pub mod ffn;
 mod forward;

@@ -390,7 +390,12 @@ impl Engine {
             }
         };
         if whole {
-            buffers.positions.iter().for_each(|p| caches[p.sequence].len = caches[p.sequence].len.max(p.position + 1));
+            let last =
+                |i: usize| buffers.positions[i + 1..].iter().all(|p| p.sequence != buffers.positions[i].sequence);
+            for i in (0..buffers.positions.len()).filter(|&i| last(i)) {
+                let TokenPosition { sequence, position } = buffers.positions[i];
+                caches[sequence].commit(position + 1);
+            }
         }
         if let (Some(cached), Some(before)) = (cached, before) {
             report.host_cache += cached.cache.counts().since(&before);

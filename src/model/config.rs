@@ -226,6 +226,9 @@ const MAX_LAYERS: usize = 1 << 12;
 /// Neurons that an FFN may have: more than any published model's.
 const MAX_WIDTH: usize = 1 << 20;
 
+/// Positions that a short convolution may read: more than any published model's.
+const MAX_TAPS: usize = 1 << 6;
+
 /// The shape of a model and what its layers are, whatever file it came from. [`ModelConfig::check`] says what must hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -283,7 +286,7 @@ impl ModelConfig {
     /// Weights of attention, FFNs, embedding and head, without norms, biases and learned positions; a tied head is counted once.
     pub fn parameters(&self) -> u64 {
         let h = self.hidden as u64;
-        let attention: u64 = self.attentions().map(|attention| attention.weights(self.hidden) as u64).sum();
+        let attention: u64 = self.mixers().map(|mixer| mixer.weights(self.hidden) as u64).sum();
         let neurons = |layer: usize| match self.experts(layer) {
             Some(experts) => self.ffn * experts.count + experts.shared.map_or(0, |shared| shared.width),
             None => self.ffn,
@@ -417,7 +420,10 @@ impl ModelConfig {
             }
             _ => {}
         }
-        let a = self.attention(first);
+        if let Some(taps) = own.convolution.filter(|taps| !(2..=MAX_TAPS).contains(taps)) {
+            return Err(format!("a convolution reads {taps} positions; it must be 2 to {MAX_TAPS}"));
+        }
+        let Some(a) = self.attention(first) else { return Ok(()) };
         check_heads(a.heads, a.kv_heads, a.head_dim)?;
         match &own.frequencies {
             Some(frequencies) => check_frequencies(frequencies, a.head_dim),

@@ -247,6 +247,9 @@ pub struct OwnForm {
     /// Radians per position of each pair, `[head_dim / 2]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frequencies: Option<Vec<f32>>,
+    /// A short convolution over so many positions stands in the place of attention.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub convolution: Option<usize>,
     /// What stands in the place of the experts, in a mixture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ffn: Option<OwnFfn>,

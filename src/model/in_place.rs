@@ -213,6 +213,7 @@ fn norm(source: &Source, role: Role, layer: usize) -> Result<NormWeights> {
 fn layer(source: &Source, layer: usize) -> Result<Layer> {
     let c = &source.config;
     let weight = |role| source.weight(role, layer).map(matrix);
+    let (attention, (inputs, output)) = (c.attention(layer), source.mixer_roles(layer));
     let biases = |there: bool, roles: &[Role]| -> Result<Vec<f32>> {
         let roles = if there { roles } else { &[] };
         Ok(roles.iter().map(|&role| source.bias(role, layer)).collect::<Result<Vec<_>>>()?.concat())
@@ -234,15 +235,19 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
     };
     Ok(Layer {
         attn_norm,
-        qkv: qkv(source, layer)?,
-        qkv_bias: biases(c.attention_bias, &[Role::Q, Role::K, Role::V])?,
-        qk_norm: match c.form.qk_norm {
+        qkv: match attention {
+            Some(_) => qkv(source, layer)?,
+            None => Stacked::new(inputs.iter().map(|&role| weight(role)).collect::<Result<_>>()?),
+        },
+        qkv_bias: biases(attention.is_some_and(|a| a.bias), inputs)?,
+        qk_norm: match attention.is_some_and(|a| a.qk_norm) {
             true => Some([head_norm(Role::QNorm)?.scaled(c.form.query_scale), head_norm(Role::KNorm)?]),
             false => None,
         },
-        o: weight(Role::O)?,
-        o_bias: biases(c.output_bias, &[Role::O])?,
-        sinks: match c.form.sinks {
+        o: weight(output)?,
+        o_bias: biases(attention.is_some_and(|a| a.output_bias), &[output])?,
+        taps: source.taps(layer)?,
+        sinks: match attention.is_some_and(|a| a.sinks) {
             true => source.vector(source.weight(Role::Sinks, layer)?)?,
             false => Vec::new(),
         },

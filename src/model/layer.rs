@@ -24,8 +24,66 @@ pub struct LayerData<'a> {
 /// The part of a layer that reads other positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mixer<'a> {
-    /// Softmax attention: the only kind so far.
+    /// Softmax attention.
     Attention(Attention<'a>),
+    /// A short convolution over the last positions.
+    Convolution(Convolution),
+}
+
+/// The short convolution of LFM2. Three projections of a token's input, b, c and x, `[hidden]` each, give u = b * x; for each number of it
+/// y = c * sum of taps[i] * u of the token that is `taps - 1 - i` positions before; then comes an output projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Convolution {
+    /// Numbers of the residual.
+    pub hidden: usize,
+    /// Positions that it reads, the token's own among them.
+    pub taps: usize,
+}
+
+impl Convolution {
+    /// Numbers that a layer keeps of a sequence: u of the last positions, `[taps - 1, hidden]`.
+    pub const fn kept(&self) -> usize {
+        (self.taps - 1) * self.hidden
+    }
+}
+
+impl<'a> Mixer<'a> {
+    /// Its attention, if it is one.
+    pub fn attention(self) -> Option<Attention<'a>> {
+        match self {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::Convolution(_) => None,
+        }
+    }
+
+    /// Its convolution, if it is one.
+    pub fn convolution(self) -> Option<Convolution> {
+        match self {
+            Mixer::Attention(_) => None,
+            Mixer::Convolution(convolution) => Some(convolution),
+        }
+    }
+
+    /// Rows of its input matrices together: of q, k and v, or of b, c and x.
+    pub fn rows(&self) -> usize {
+        match self {
+            Mixer::Attention(attention) => attention.qkv_dim(),
+            Mixer::Convolution(convolution) => 3 * convolution.hidden,
+        }
+    }
+
+    /// What its output matrix reads.
+    pub fn cols(&self) -> usize {
+        match self {
+            Mixer::Attention(attention) => attention.q_dim(),
+            Mixer::Convolution(convolution) => convolution.hidden,
+        }
+    }
+
+    /// Weights of its matrices in a model of `hidden` numbers.
+    pub fn weights(&self, hidden: usize) -> usize {
+        hidden * (self.rows() + self.cols())
+    }
 }
 
 /// Softmax attention over earlier positions.
@@ -101,23 +159,37 @@ impl Attention<'_> {
     pub const fn sharing(&self) -> usize {
         self.heads / self.kv_heads
     }
-
-    /// Weights of its matrices in a model of `hidden` numbers.
-    pub const fn weights(&self, hidden: usize) -> usize {
-        hidden * (self.qkv_dim() + self.q_dim())
-    }
 }
 
 impl ModelConfig {
-    /// The attention of layer number `layer`.
-    pub fn attention(&self, layer: usize) -> Attention<'_> {
-        let Mixer::Attention(attention) = self.layer(layer).mixer;
-        attention
+    /// What layer number `layer` reads other positions with.
+    pub fn mixer(&self, layer: usize) -> Mixer<'_> {
+        self.layer(layer).mixer
     }
 
-    /// The attention of each layer.
+    /// The same of each layer.
+    pub fn mixers(&self) -> impl Iterator<Item = Mixer<'_>> {
+        (0..self.layers).map(|layer| self.mixer(layer))
+    }
+
+    /// The attention of layer number `layer`, if it has any.
+    pub fn attention(&self, layer: usize) -> Option<Attention<'_>> {
+        self.mixer(layer).attention()
+    }
+
+    /// The attention of each layer that has any.
     pub fn attentions(&self) -> impl Iterator<Item = Attention<'_>> {
-        (0..self.layers).map(|layer| self.attention(layer))
+        self.mixers().filter_map(Mixer::attention)
+    }
+
+    /// The most that the mixer of any layer has of something: what memory for all of them is made for.
+    pub fn most_of_mixers(&self, of: impl Fn(&Mixer<'_>) -> usize) -> usize {
+        self.mixers().map(|mixer| of(&mixer)).max().unwrap_or(0)
+    }
+
+    /// Whether some layer keeps a state that a text cannot be cut back in.
+    pub fn recurs(&self) -> bool {
+        self.mixers().any(|mixer| mixer.convolution().is_some())
     }
 
     /// The rotations that layers have, each once; where a layer's stands among them is [`ModelConfig::rotation_of`].
@@ -160,18 +232,24 @@ impl ModelConfig {
                 bias: self.ffn_bias,
             },
         };
-        let mixer = Mixer::Attention(Attention {
-            heads: own.and_then(|own| own.heads).unwrap_or(self.heads),
-            kv_heads: own.and_then(|own| own.kv_heads).unwrap_or(self.kv_heads),
-            head_dim: own.and_then(|own| own.head_dim).unwrap_or(self.head_dim),
-            window: self.window.filter(|_| of(&self.form.windowed)),
-            rotary,
-            rotary_scale: self.form.rotary_scale,
-            qk_norm: self.form.qk_norm,
-            sinks: self.form.sinks,
-            bias: self.attention_bias,
-            output_bias: self.output_bias,
-        });
+        let attention = || {
+            Mixer::Attention(Attention {
+                heads: own.and_then(|own| own.heads).unwrap_or(self.heads),
+                kv_heads: own.and_then(|own| own.kv_heads).unwrap_or(self.kv_heads),
+                head_dim: own.and_then(|own| own.head_dim).unwrap_or(self.head_dim),
+                window: self.window.filter(|_| of(&self.form.windowed)),
+                rotary,
+                rotary_scale: self.form.rotary_scale,
+                qk_norm: self.form.qk_norm,
+                sinks: self.form.sinks,
+                bias: self.attention_bias,
+                output_bias: self.output_bias,
+            })
+        };
+        let mixer = match own.and_then(|own| own.convolution) {
+            Some(taps) => Mixer::Convolution(Convolution { hidden: self.hidden, taps }),
+            None => attention(),
+        };
         LayerData { norms: self.form.norms, residual_scale: self.form.residual_scale, mixer, ffn }
     }
 
@@ -191,6 +269,12 @@ impl ModelConfig {
             }
             Some(OwnFfn::Absent) => Experts { count: 0, shared: None, ..experts },
         })
+    }
+
+    /// Whether tokens pass through something beside the experts that a router chooses, in some layer of a mixture.
+    pub fn has_shared(&self) -> bool {
+        let dense = |own: &OwnForm| matches!(own.ffn, Some(OwnFfn::Dense(_)));
+        self.form.experts.is_some_and(|experts| experts.shared.is_some()) || self.form.own.iter().any(dense)
     }
 
     /// [`ModelConfig::movable`] of layer number `layer`: none of one without a router in a mixture.

@@ -12,8 +12,10 @@ mod kv_type;
 pub mod layer;
 pub mod matrix;
 mod positions;
+mod recurrent;
 pub mod role;
 pub mod source;
+mod source_checks;
 pub mod stacked;
 pub mod weights;
 

@@ -44,6 +44,12 @@ pub enum Role {
     AttnPostNorm,
     /// The norm of the FFN's output, `[hidden]`.
     FfnPostNorm,
+    /// The projections b, c and x of a convolution, `[3 hidden, hidden]`; absent, as the next two, where a layer has attention.
+    ConvIn,
+    /// The taps of a convolution, the oldest position's first, `[hidden, taps]`.
+    ConvTaps,
+    /// The output projection of a convolution, `[hidden, hidden]`.
+    ConvOut,
     /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
     SharedGate,
     /// The shared expert's up, `[its neurons, hidden]`.

@@ -1,8 +1,8 @@
 //! A model as it was published: a Hugging Face directory or a GGUF file, with its tensors found by role.
 
-use super::config::{Ffn, ModelConfig, NamedActivation, Norm, Positions};
+use super::config::{ModelConfig, NamedActivation, Positions};
 use super::families::{self, names::Names};
-use super::layer::{Experts, Norms};
+use super::layer::{Attention, Convolution, Mixer, Norms};
 pub use super::role::Role;
 use crate::error::{Error, Result};
 use crate::formats::gguf;
@@ -10,7 +10,6 @@ use crate::formats::neuron_store::SourceFile;
 use crate::formats::{DType, MappedFile, TensorView, Tensors, blocks, safetensors};
 use crate::hub;
 use crate::tokenizer::{TokenizerSpec, from_gguf, from_hf_dir, has_tokenizer};
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// A published model, opened: every tensor that packing needs is there, with its shape.
@@ -21,8 +20,8 @@ pub struct Source {
     pub config: ModelConfig,
     /// The tokenizer that lies beside it or in it; `None` for a model that takes token ids only.
     pub tokenizer: Option<TokenizerSpec>,
-    tensors: Tensors,
-    names: Names,
+    pub(super) tensors: Tensors,
+    pub(super) names: Names,
     /// The files as they were before the first was read: if one is replaced meanwhile, the packed model must look outdated.
     files: Vec<SourceFile>,
 }
@@ -100,8 +99,30 @@ impl Source {
     /// As [`Source::weight`].
     pub fn rows(&self, role: Role, layer: usize) -> Result<RoleRows<'_>> {
         let view = self.weight(role, layer)?;
-        let order = self.names.row_order(role, &self.config.attention(layer));
+        let order = self.row_order(role, layer);
         Ok(RoleRows { view, rows: order.as_ref().map_or(view.info.shape[0], Vec::len), order })
+    }
+
+    fn row_order(&self, role: Role, layer: usize) -> Option<Vec<usize>> {
+        self.config.attention(layer).and_then(|attention| self.names.row_order(role, &attention))
+    }
+
+    /// The roles of the matrices that a layer's attention or convolution has for its input, and of that for its output.
+    pub fn mixer_roles(&self, layer: usize) -> (&'static [Role], Role) {
+        match self.config.mixer(layer) {
+            Mixer::Attention(_) => (&[Role::Q, Role::K, Role::V], Role::O),
+            Mixer::Convolution(_) => (&[Role::ConvIn], Role::ConvOut),
+        }
+    }
+
+    /// The taps of a layer's convolution, `[taps, hidden]`; empty where it has none.
+    ///
+    /// # Errors
+    /// As [`Source::weight`] and [`Source::vector`].
+    pub fn taps(&self, layer: usize) -> Result<Vec<f32>> {
+        let Some(Convolution { hidden, taps }) = self.config.mixer(layer).convolution() else { return Ok(Vec::new()) };
+        let by_number = self.vector(self.weight(Role::ConvTaps, layer)?)?;
+        Ok((0..taps * hidden).map(|i| by_number[i % hidden * taps + i / hidden]).collect())
     }
 
     /// A role's bias as numbers, in the order of [`Source::rows`].
@@ -111,7 +132,7 @@ impl Source {
     pub fn bias(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
         let rows = self.shape(role, layer)[0];
         let bias = self.vector(self.find(role, layer, "bias", &[rows])?)?;
-        Ok(match self.names.row_order(role, &self.config.attention(layer)) {
+        Ok(match self.row_order(role, layer) {
             Some(order) => order.iter().map(|&from| bias[from]).collect(),
             None => bias,
         })
@@ -198,7 +219,7 @@ impl Source {
         self.vector(self.find_expert_biases(role, layer)?)
     }
 
-    fn find_expert_biases(&self, role: Role, layer: usize) -> Result<TensorView<'_>> {
+    pub(super) fn find_expert_biases(&self, role: Role, layer: usize) -> Result<TensorView<'_>> {
         let c = &self.config;
         let rows = if role == Role::Down { c.hidden } else { c.width(layer) };
         self.find_named(&self.names.of_expert_biases(role, layer), "bias", &[c.clusters(), rows])
@@ -218,7 +239,7 @@ impl Source {
     }
 
     /// Neurons of what every token of a mixture's layer passes through; 0 where there is nothing.
-    fn shared_width(&self, layer: usize) -> usize {
+    pub(super) fn shared_width(&self, layer: usize) -> usize {
         self.config.experts(layer).and_then(|experts| experts.shared).map_or(0, |shared| shared.width)
     }
 
@@ -236,23 +257,26 @@ impl Source {
     }
 
     /// The shape of the tensor that holds a role's weight.
-    fn shape(&self, role: Role, layer: usize) -> Vec<usize> {
+    pub(super) fn shape(&self, role: Role, layer: usize) -> Vec<usize> {
         let c = &self.config;
-        let a = c.attention(layer);
+        let mixer = c.mixer(layer);
+        let of = |of: fn(&Attention<'_>) -> usize| mixer.attention().map_or(0, |attention| of(&attention));
         match role {
             Role::Embed | Role::Head => vec![c.vocab, c.hidden],
             Role::Positions => vec![self.position_rows(), c.hidden],
             Role::OutNorm | Role::AttnNorm | Role::FfnNorm | Role::AttnPostNorm | Role::FfnPostNorm => vec![c.hidden],
-            Role::Q | Role::K | Role::V if self.names.fused() => vec![a.qkv_dim(), c.hidden],
-            Role::Q => vec![a.q_dim(), c.hidden],
-            Role::K | Role::V => vec![a.kv_dim(), c.hidden],
-            Role::O => vec![c.hidden, a.q_dim()],
+            Role::Q | Role::K | Role::V if self.names.fused() => vec![mixer.rows(), c.hidden],
+            Role::Q => vec![of(|a| a.q_dim()), c.hidden],
+            Role::K | Role::V => vec![of(|a| a.kv_dim()), c.hidden],
+            Role::ConvIn => vec![mixer.rows(), c.hidden],
+            Role::O | Role::ConvOut => vec![c.hidden, mixer.cols()],
+            Role::ConvTaps => vec![c.hidden, mixer.convolution().map_or(0, |convolution| convolution.taps)],
             Role::Gate | Role::Up if self.has_dense(layer) => vec![self.shared_width(layer), c.hidden],
             Role::Down if self.has_dense(layer) => vec![c.hidden, self.shared_width(layer)],
             Role::Gate | Role::Up => vec![c.width(layer), c.hidden],
             Role::Down => vec![c.hidden, c.width(layer)],
-            Role::QNorm | Role::KNorm => vec![a.head_dim],
-            Role::Sinks => vec![a.heads],
+            Role::QNorm | Role::KNorm => vec![of(|a| a.head_dim)],
+            Role::Sinks => vec![of(|a| a.heads)],
             Role::SelectionBias => vec![c.clusters()],
             Role::Router => vec![c.clusters(), c.hidden],
             Role::SharedGate | Role::SharedUp => vec![self.shared_width(layer), c.hidden],
@@ -261,18 +285,20 @@ impl Source {
         }
     }
 
-    fn find(&self, role: Role, layer: usize, part: &str, shape: &[usize]) -> Result<TensorView<'_>> {
+    pub(super) fn find(&self, role: Role, layer: usize, part: &str, shape: &[usize]) -> Result<TensorView<'_>> {
         let transposed = role == Role::Down && part == "weight" && self.down_by_neuron(layer);
         let stem = if transposed { format!("blk.{layer}.ffn_down_t") } else { self.names.of(role, layer) };
         let wanted: Vec<usize> = if transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
         match self.tensors.get(&format!("{stem}.{part}")) {
             // One row is a vector for converters.
             Some(view) if role == Role::SharedRouter && view.info.shape == wanted[1..] => Ok(view),
+            // A filter for each channel, of one channel.
+            Some(view) if role == Role::ConvTaps && view.info.shape == [wanted[0], 1, wanted[1]] => Ok(view),
             _ => self.find_named(&stem, part, &wanted),
         }
     }
 
-    fn find_named(&self, stem: &str, part: &str, wanted: &[usize]) -> Result<TensorView<'_>> {
+    pub(super) fn find_named(&self, stem: &str, part: &str, wanted: &[usize]) -> Result<TensorView<'_>> {
         let name = format!("{stem}.{part}");
         // A directory's selection bias is a name of its own.
         let view = match self.tensors.get(&name).or_else(|| self.tensors.get(&format!("{stem}_{part}"))) {
@@ -284,133 +310,6 @@ impl Source {
             return Err(Error::bad_at(view.path, name, view.info.offset, why));
         }
         Ok(view)
-    }
-
-    /// Adds to the configuration what only the tensors of layers show, such as norms of queries and keys: a model that ran without it
-    /// would give wrong answers.
-    fn see_forms(&mut self) -> Result<()> {
-        let before = format!("{}{}", self.names.outer, self.names.layer);
-        let inside: HashSet<&str> = self.tensors.iter().filter_map(|t| inside(&t.info.name, &before)).collect();
-        let has = |parts: &[&str]| inside.iter().any(|name| parts.iter().any(|part| name.contains(part)));
-        let form = &mut self.config.form;
-        form.qk_norm |= has(&["attn_q_norm.", ".q_norm.", ".q_layernorm."]);
-        form.sinks |= has(&["attn_sinks", ".sinks"]);
-        if form.sinks && !self.names.has(Role::Sinks) {
-            return Err(Error::bad(&self.path, "", "its attention has sinks, which is supported in a GGUF only"));
-        }
-        if let Some(experts) = &mut form.experts
-            && has(&["exp_probs_b.", "e_score_correction_bias"])
-        {
-            if !self.names.has(Role::SelectionBias) {
-                let why = "its router has a selection bias, which is supported in a GGUF only; take a GGUF of it";
-                return Err(Error::bad(&self.path, "", why));
-            }
-            experts.selection_bias = true;
-        }
-        if has(&["_exps.bias", "ffn_gate_inp.bias"]) && !form.experts.is_some_and(|experts| experts.biases) {
-            let why = format!("its experts have biases, which is not supported for {}", self.config.family);
-            return Err(Error::bad(&self.path, "", why));
-        }
-        if has(&["_shexp.", "shared_expert"]) && form.experts.is_none_or(|experts| experts.shared.is_none()) {
-            let why = format!("its layers have shared experts, which is not supported for {}", self.config.family);
-            return Err(Error::bad(&self.path, "", why));
-        }
-        if has(&["post_ffw_norm.", "post_feedforward_layernorm."]) {
-            form.norms = if has(&["attn_norm.", "input_layernorm."]) { Norms::Around } else { Norms::After };
-            if !self.names.has(Role::FfnPostNorm) {
-                let why = format!(
-                    "its layers have norms behind attention and FFN, which is not supported for {}",
-                    self.config.family
-                );
-                return Err(Error::bad(&self.path, "", why));
-            }
-        }
-        self.config.check().map_err(|why| Error::bad(&self.path, "", why))
-    }
-
-    /// Checks that every tensor that packing will read is there with its shape, before the first byte is written.
-    fn check_all(&self) -> Result<()> {
-        let c = &self.config;
-        let layer_norm = matches!(c.norm, Norm::Layer(_));
-        self.weight(Role::Embed, 0)?;
-        check_vector(self.weight(Role::OutNorm, 0)?)?;
-        if !c.tied {
-            self.weight(Role::Head, 0)?;
-        }
-        if matches!(c.positions, Positions::Learned { .. }) {
-            self.weight(Role::Positions, 0)?;
-        }
-        for layer in 0..c.layers {
-            let mut roles = vec![Role::Q, Role::K, Role::V, Role::O];
-            roles.extend(self.norms());
-            if c.form.qk_norm {
-                roles.extend([Role::QNorm, Role::KNorm]);
-            }
-            roles.extend(c.form.sinks.then_some(Role::Sinks));
-            match c.experts(layer) {
-                Some(Experts { count: 0, shared, .. }) => {
-                    roles.extend(shared.iter().flat_map(|_| self.shared_roles(layer)));
-                }
-                Some(experts) => {
-                    self.weight(Role::Router, layer)?;
-                    if experts.selection_bias {
-                        check_vector(self.find(Role::SelectionBias, layer, "bias", &[experts.count])?)?;
-                    }
-                    if experts.biases {
-                        check_vector(self.find(Role::Router, layer, "bias", &[experts.count])?)?;
-                        for role in [Role::Gate, Role::Up, Role::Down] {
-                            check_vector(self.find_expert_biases(role, layer)?)?;
-                        }
-                    }
-                    if let Some(shared) = experts.shared {
-                        roles.extend(self.shared_roles(layer));
-                        roles.extend(shared.weighted.then_some(Role::SharedRouter));
-                    }
-                    for expert in 0..experts.count {
-                        for role in [Role::Gate, Role::Up, Role::Down] {
-                            self.expert(role, layer, expert)?;
-                        }
-                    }
-                }
-                None if c.ffn_kind == Ffn::Plain => roles.extend([Role::Up, Role::Down]),
-                None => roles.extend([Role::Up, Role::Down, Role::Gate]),
-            }
-            for role in roles {
-                let view = self.weight(role, layer)?;
-                let is_small = matches!(role, Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter);
-                if is_small || self.norms().any(|norm| norm == role) {
-                    check_vector(view)?;
-                }
-                let biased = match role {
-                    Role::Q | Role::K | Role::V => c.attention_bias,
-                    Role::O => c.output_bias,
-                    Role::AttnNorm | Role::FfnNorm => layer_norm,
-                    Role::Up | Role::Down => c.ffn_bias,
-                    _ => false,
-                };
-                if biased {
-                    check_vector(self.find(role, layer, "bias", &[self.shape(role, layer)[0]])?)?;
-                }
-            }
-        }
-        if layer_norm {
-            check_vector(self.find(Role::OutNorm, 0, "bias", &[c.hidden])?)?;
-        }
-        self.check_vocabulary()
-    }
-
-    /// Checks that every token has an embedding. There may be more embeddings: they are padding.
-    fn check_vocabulary(&self) -> Result<()> {
-        let Some(tokenizer) = &self.tokenizer else { return Ok(()) };
-        let (tokens, rows) = (tokenizer.vocab_len(&self.path)?, self.config.vocab);
-        if tokens <= rows {
-            return Ok(());
-        }
-        let why = format!(
-            "the tokenizer has {tokens} tokens and the model {rows} rows of embeddings: it belongs to another model, or \
-             tokens were added that the model does not know; take the tokenizer that was published with it"
-        );
-        Err(Error::bad(&self.path, "vocabulary", why))
     }
 
     /// All tensors.
@@ -465,13 +364,11 @@ impl Source {
     }
 }
 
-/// A tensor's name behind the number of its layer, where it begins with `before` and a number.
-fn inside<'a>(name: &'a str, before: &str) -> Option<&'a str> {
-    let (number, rest) = name.strip_prefix(before)?.split_once('.')?;
-    number.bytes().all(|byte| byte.is_ascii_digit()).then_some(rest)
-}
-
-fn check_vector(view: TensorView<'_>) -> Result<()> {
+/// Checks that a vector is of floats.
+///
+/// # Errors
+/// [`Error::BadFile`] with its name and type.
+pub(super) fn check_vector(view: TensorView<'_>) -> Result<()> {
     if matches!(view.info.dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Ok(());
     }

@@ -41,16 +41,18 @@ impl NormWeights {
 pub struct Layer {
     /// The norm of attention's input; without weights where that is the residual itself.
     pub attn_norm: NormWeights,
-    /// Queries, keys and values, `[q_dim + 2 kv_dim, hidden]`: the rows of q, then of k, then of v.
+    /// Queries, keys and values, `[q_dim + 2 kv_dim, hidden]`: the rows of q, then of k, then of v. Of a convolution those of b, c and x.
     pub qkv: Stacked,
     /// `[q_dim + 2 kv_dim]`; empty where the family has none.
     pub qkv_bias: Vec<f32>,
     /// Norms of each head's queries and keys, `[head_dim]` each; `None` where they are not normed.
     pub qk_norm: Option<[NormWeights; 2]>,
-    /// Attention's output projection, `[hidden, heads * head_dim]`.
+    /// Attention's output projection, `[hidden, heads * head_dim]`, or a convolution's, `[hidden, hidden]`.
     pub o: Matrix,
     /// `[hidden]`; empty where the family has none.
     pub o_bias: Vec<f32>,
+    /// The taps of a convolution, the oldest position's first, `[taps, hidden]`; empty where there is none.
+    pub taps: Vec<f32>,
     /// A score of each query head that takes part in its softmax, `[heads]`; empty where there are none.
     pub sinks: Vec<f32>,
     /// The norm of the FFN's input; a copy of `attn_norm` where the layer has one norm for both, without weights where the input is the
@@ -356,10 +358,10 @@ impl Sections<'_> {
     /// One section, or three where their types differ.
     fn qkv(&self, layer: usize, c: &ModelConfig) -> Result<Stacked> {
         let name = |part: &str| format!("layer.{layer}.{part}");
-        let a = c.attention(layer);
-        if self.0.section(&name("q")).is_none() {
-            return Ok(Stacked::new(vec![self.matrix(&name("qkv"), a.qkv_dim(), c.hidden)?]));
-        }
+        let mixer = c.mixer(layer);
+        let Some(a) = mixer.attention().filter(|_| self.0.section(&name("q")).is_some()) else {
+            return Ok(Stacked::new(vec![self.matrix(&name("qkv"), mixer.rows(), c.hidden)?]));
+        };
         let parts = [("q", a.q_dim()), ("k", a.kv_dim()), ("v", a.kv_dim())];
         let parts = parts.iter().map(|&(part, rows)| self.matrix(&name(part), rows, c.hidden));
         Ok(Stacked::new(parts.collect::<Result<_>>()?))
@@ -467,7 +469,8 @@ impl Sections<'_> {
             Some(_) => return Err(self.bad(&name("order"), "does not hold one number per neuron".into())),
             None => Permutation::identity(),
         };
-        let (a, norms) = (c.attention(layer), c.layer(layer).norms);
+        let (mixer, norms) = (c.mixer(layer), c.layer(layer).norms);
+        let (a, convolution) = (mixer.attention(), mixer.convolution());
         let norm_if = |there: bool, part: &str| match there {
             true => self.norm(&name(part), c),
             false => Ok(NormWeights::NONE),
@@ -484,16 +487,20 @@ impl Sections<'_> {
         Ok(Layer {
             attn_norm,
             qkv: self.qkv(layer, c)?,
-            qkv_bias: self.vector_if(a.bias, &name("qkv_bias"), a.qkv_dim())?,
-            qk_norm: match a.qk_norm {
-                true => {
+            qkv_bias: self.vector_if(a.is_some_and(|a| a.bias), &name("qkv_bias"), mixer.rows())?,
+            qk_norm: match a.filter(|a| a.qk_norm) {
+                Some(a) => {
                     let q = self.head_norm(&name("q_norm"), a.head_dim)?.scaled(c.form.query_scale);
                     Some([q, self.head_norm(&name("k_norm"), a.head_dim)?])
                 }
-                false => None,
+                None => None,
             },
-            o: self.matrix(&name("o"), c.hidden, a.q_dim())?,
-            o_bias: self.vector_if(a.output_bias, &name("o_bias"), c.hidden)?,
+            o: self.matrix(&name("o"), c.hidden, mixer.cols())?,
+            o_bias: self.vector_if(a.is_some_and(|a| a.output_bias), &name("o_bias"), c.hidden)?,
+            taps: match convolution {
+                Some(form) => self.vector(&name("taps"), form.taps * form.hidden)?,
+                None => Vec::new(),
+            },
             sinks: Vec::new(),
             ffn_norm,
             post_norms,

@@ -21,7 +21,7 @@ pub(super) fn check(source: &Source, types: Types) -> Result<()> {
             c.activation
         )));
     }
-    if c.form.experts.is_some_and(|experts| experts.shared.is_some()) {
+    if c.has_shared() {
         let why = "this mixture has shared experts, which are not packed by neuron: it is read where it lies; give its directory or GGUF as it is";
         return Err(Error::Usage(why.into()));
     }

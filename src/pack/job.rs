@@ -44,8 +44,8 @@ impl Job<'_> {
     pub fn columns(&self, role: Role, layer: usize) -> Option<&[f32]> {
         let importance = self.importance?;
         match role {
-            Role::Q | Role::K | Role::V => Some(importance.qkv(layer)),
-            Role::O => Some(importance.output(layer)),
+            Role::Q | Role::K | Role::V | Role::ConvIn => Some(importance.qkv(layer)),
+            Role::O | Role::ConvOut => Some(importance.output(layer)),
             Role::Gate | Role::Up => Some(importance.ffn(layer)),
             _ => None,
         }

@@ -135,7 +135,7 @@ impl Mix {
         };
         let values = || {
             // Models of 70 billion parameters, whose eight heads share a matrix of values that is small beside all others.
-            let shared = c.layers == 80 && c.attention(layer).sharing() > 1;
+            let shared = c.layers == 80 && c.attention(layer).is_some_and(|a| a.sharing() > 1);
             match by_layer(table.values) {
                 Q3_K | Q4_K if shared => Q5_K,
                 kind => kind,
@@ -151,7 +151,7 @@ impl Mix {
             Role::Down => by_layer(table.down[usize::from(falcon)]),
             _ => table.main,
         };
-        fitting(kind, if role == Role::O { c.attention(layer).q_dim() } else { c.hidden })
+        fitting(kind, if role == Role::O { c.mixer(layer).cols() } else { c.hidden })
     }
 }
 

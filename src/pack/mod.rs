@@ -47,11 +47,16 @@ pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
         sum += bytes(Role::Head, 0, c.vocab, c.hidden)?;
     }
     for layer in 0..c.layers {
-        let a = c.attention(layer);
-        for (role, rows) in [(Role::Q, a.q_dim()), (Role::K, a.kv_dim()), (Role::V, a.kv_dim())] {
-            sum += bytes(role, layer, rows, c.hidden)?;
+        let (inputs, output) = source.mixer_roles(layer);
+        let rows = |role| match c.attention(layer) {
+            Some(a) if role == Role::Q => a.q_dim(),
+            Some(a) => a.kv_dim(),
+            None => c.mixer(layer).rows(),
+        };
+        for &role in inputs {
+            sum += bytes(role, layer, rows(role), c.hidden)?;
         }
-        sum += bytes(Role::O, layer, c.hidden, a.q_dim())?;
+        sum += bytes(output, layer, c.hidden, c.mixer(layer).cols())?;
         sum += match types {
             _ if c.form.experts.is_some() => experts::packed_bytes(source, types, layer)?,
             Types::Clusters => clusters::packed_bytes(source, layer)?,
@@ -89,8 +94,7 @@ pub fn pack_weighted(
     progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
 ) -> Result<Packed> {
     let (c, types) = (&source.config, options.types);
-    let mixture = c.form.experts.is_some();
-    if mixture {
+    if c.form.experts.is_some() {
         experts::check(source, types)?;
     }
     let stored = match types {
@@ -116,50 +120,8 @@ pub fn pack_weighted(
     }
     job.norm(&mut writer, "out_norm", Role::OutNorm, 0)?;
     for layer in 0..c.layers {
-        let name = |part: &str| format!("layer.{layer}.{part}");
-        let (first, others): (Vec<Role>, Vec<Role>) = source.norms().partition(|role| *role == Role::AttnNorm);
-        for role in first {
-            job.norm(&mut writer, &name(part_of(role)), role, layer)?;
-        }
-        let qkv = [(Role::Q, layer), (Role::K, layer), (Role::V, layer)];
-        if job.have_one_type(&qkv)? {
-            job.rows(&mut writer, &name("qkv"), c.hidden, &qkv)?;
-        } else {
-            for (part, role) in ["q", "k", "v"].into_iter().zip(qkv) {
-                job.rows(&mut writer, &name(part), c.hidden, &[role])?;
-            }
-        }
-        let a = c.attention(layer);
-        if a.bias {
-            let biases = [Role::Q, Role::K, Role::V].map(|role| source.bias(role, layer));
-            let biases = biases.into_iter().collect::<Result<Vec<_>>>()?;
-            vector(&mut writer, &name("qkv_bias"), &biases.concat())?;
-        }
-        if a.qk_norm {
-            for (part, role) in [("q_norm", Role::QNorm), ("k_norm", Role::KNorm)] {
-                vector(&mut writer, &name(part), &source.norm(role, layer)?)?;
-            }
-        }
-        job.rows(&mut writer, &name("o"), a.q_dim(), &[(Role::O, layer)])?;
-        if a.output_bias {
-            vector(&mut writer, &name("o_bias"), &source.bias(Role::O, layer)?)?;
-        }
-        for role in others {
-            job.norm(&mut writer, &name(part_of(role)), role, layer)?;
-        }
         let order = options.orders.as_ref().map_or(&as_published, |orders| &orders[layer]);
-        match types {
-            _ if mixture => job.experts(&mut writer, layer)?,
-            Types::Clusters => job.clusters(&mut writer, &name("ffn"), layer)?,
-            _ => job.neurons(&mut writer, &name("ffn"), layer, order)?,
-        }
-        if c.ffn_bias {
-            vector(&mut writer, &name("up_bias"), &order.into_store(source.bias(Role::Up, layer)?))?;
-            vector(&mut writer, &name("down_bias"), &source.bias(Role::Down, layer)?)?;
-        }
-        if let Some(published) = order.table() {
-            numbers(&mut writer, &name("order"), PublishedId::peel_slice(published))?;
-        }
+        job.layer(&mut writer, layer, order)?;
     }
     if let Some(tokenizer) = &source.tokenizer {
         bytes(&mut writer, "tokenizer", &serde_json::to_vec(tokenizer).expect("its description is plain data"))?;
@@ -182,6 +144,66 @@ fn part_of(norm: Role) -> &'static str {
         Role::FfnNorm => "ffn_norm",
         Role::AttnPostNorm => "attn_post_norm",
         _ => "ffn_post_norm",
+    }
+}
+
+impl Job<'_> {
+    /// All sections of a layer.
+    fn layer(&self, writer: &mut Writer, layer: usize, order: &Permutation) -> Result<()> {
+        let (c, name) = (&self.source.config, |part: &str| format!("layer.{layer}.{part}"));
+        let (first, others): (Vec<Role>, Vec<Role>) = self.source.norms().partition(|role| *role == Role::AttnNorm);
+        for role in first {
+            self.norm(writer, &name(part_of(role)), role, layer)?;
+        }
+        self.mixer(writer, layer)?;
+        for role in others {
+            self.norm(writer, &name(part_of(role)), role, layer)?;
+        }
+        match self.types {
+            _ if c.form.experts.is_some() => self.experts(writer, layer)?,
+            Types::Clusters => self.clusters(writer, &name("ffn"), layer)?,
+            _ => self.neurons(writer, &name("ffn"), layer, order)?,
+        }
+        if c.ffn_bias {
+            vector(writer, &name("up_bias"), &order.into_store(self.source.bias(Role::Up, layer)?))?;
+            vector(writer, &name("down_bias"), &self.source.bias(Role::Down, layer)?)?;
+        }
+        if let Some(published) = order.table() {
+            numbers(writer, &name("order"), PublishedId::peel_slice(published))?;
+        }
+        Ok(())
+    }
+
+    /// The sections of a layer's attention or convolution, but for its norms.
+    fn mixer(&self, writer: &mut Writer, layer: usize) -> Result<()> {
+        let (c, name) = (&self.source.config, |part: &str| format!("layer.{layer}.{part}"));
+        let (inputs, output) = self.source.mixer_roles(layer);
+        let qkv: Vec<(Role, usize)> = inputs.iter().map(|&role| (role, layer)).collect();
+        if self.have_one_type(&qkv)? {
+            self.rows(writer, &name("qkv"), c.hidden, &qkv)?;
+        } else {
+            for (part, role) in ["q", "k", "v"].into_iter().zip(qkv) {
+                self.rows(writer, &name(part), c.hidden, &[role])?;
+            }
+        }
+        let a = c.attention(layer);
+        if a.is_some_and(|a| a.bias) {
+            let biases = inputs.iter().map(|&role| self.source.bias(role, layer)).collect::<Result<Vec<_>>>()?;
+            vector(writer, &name("qkv_bias"), &biases.concat())?;
+        }
+        if c.mixer(layer).convolution().is_some() {
+            vector(writer, &name("taps"), &self.source.taps(layer)?)?;
+        }
+        if a.is_some_and(|a| a.qk_norm) {
+            for (part, role) in [("q_norm", Role::QNorm), ("k_norm", Role::KNorm)] {
+                vector(writer, &name(part), &self.source.norm(role, layer)?)?;
+            }
+        }
+        self.rows(writer, &name("o"), c.mixer(layer).cols(), &[(output, layer)])?;
+        if a.is_some_and(|a| a.output_bias) {
+            vector(writer, &name("o_bias"), &self.source.bias(Role::O, layer)?)?;
+        }
+        Ok(())
     }
 }
 
@@ -212,15 +234,16 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
         let why = "this model's attention has sinks, which no store holds: it is read where it lies; give its GGUF";
         return Err(Error::Usage(why.into()));
     }
-    let rows = [Role::Embed, Role::Q, Role::K, Role::V, Role::Up, Role::Down].map(|role| (role, c.hidden));
+    let (inputs, output) = source.mixer_roles(0);
+    let rows = [Role::Embed, Role::Up, Role::Down].into_iter().chain(inputs.iter().copied());
     // Rows of clusters are the source's, which lie in it as they are; experts have been looked at.
     let not_here = |role: Role| match role {
         Role::Up => c.form.experts.is_some(),
         Role::Down => c.form.experts.is_some() || types == Types::Clusters,
         _ => false,
     };
-    let rows = rows.into_iter().filter(|(role, _)| !not_here(*role));
-    for (role, cols) in rows.chain(c.attentions().map(|a| (Role::O, a.q_dim()))) {
+    let rows = rows.filter(|role| !not_here(*role)).map(|role| (role, c.hidden));
+    for (role, cols) in rows.chain(c.mixers().map(|m| (output, m.cols()))) {
         let quant = types.of(source, role, 0)?;
         if !cols.is_multiple_of(quant.unit()) {
             return Err(Error::Usage(format!(
@@ -265,7 +288,7 @@ fn check_importance(job: &Job, file: &Path, importance: &Importance) -> Result<S
         let why = format!("is {its}, the model's is {ours}: this profile belongs to another model ({owner}); {remedy}");
         return Err(Error::bad(file, "fingerprint", why));
     }
-    let shape = [c.layers, c.hidden, c.most_of_attention(|a| a.q_dim())];
+    let shape = [c.layers, c.hidden, c.most_of_mixers(|m| m.cols())];
     if importance.shape != shape {
         let its = importance.shape;
         let why = format!("layers, hidden size and heads' numbers are {its:?}, the model's {shape:?}; {remedy}");

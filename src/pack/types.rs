@@ -124,8 +124,12 @@ impl Types {
         }
         let Types::Mix(mix) = self else { return self.one() == Some(model.quant) };
         model.layers.iter().enumerate().all(|(l, layer)| {
-            let values = layer.qkv.parts().last().expect("there are values").quant;
-            let found = [(Role::V, values), (Role::O, layer.o.quant), (Role::Down, layer.block().down().quant)];
+            let last = layer.qkv.parts().last().expect("there are values").quant;
+            let (input, output) = match model.config.attention(l) {
+                Some(_) => (Role::V, Role::O),
+                None => (Role::ConvIn, Role::ConvOut),
+            };
+            let found = [(input, last), (output, layer.o.quant), (Role::Down, layer.block().down().quant)];
             let up = (Role::Up, layer.block().up().quant);
             found.into_iter().chain([up]).all(|(role, quant)| mix.of(&model.config, role, l) == quant)
         })
@@ -163,9 +167,10 @@ pub(super) fn own(of_source: Quant) -> Quant {
 
 /// The type of the first layer's matrix, or of its first expert's, in the source.
 fn of_source(source: &Source, role: Role) -> Result<Quant> {
-    let view = match source.config.form.experts {
-        Some(_) => source.expert(role, 0, 0)?.view,
-        None => source.weight(role, 0)?,
+    let experts = (0..source.config.layers).find(|&layer| source.config.movable_of(layer) > 0);
+    let view = match (source.config.form.experts, experts) {
+        (Some(_), Some(layer)) => source.expert(role, layer, 0)?.view,
+        _ => source.weight(role, 0)?,
     };
     Ok(Quant::of_source(view.info.dtype))
 }

@@ -4,7 +4,7 @@ use crate::engine::session::{CHUNK, CHUNKS};
 use crate::engine::{attention_layer_bytes, attention_made_bytes, pinned_bytes, workspace_bytes};
 use crate::formats::rows::Quant;
 use crate::model::config::{ModelConfig, Norm, Positions};
-use crate::model::layer::{Attention, Experts};
+use crate::model::layer::{Attention, Experts, Mixer};
 use crate::model::{BlockLayout, ExpertWeights, KvCache, KvType, Matrix, Model};
 
 /// Shape of a model and bytes of its parts.
@@ -95,8 +95,8 @@ impl Footprint {
             Positions::Learned { offset } => (c.context + offset) * Quant::F32.row_bytes(c.hidden),
             Positions::Rope { .. } => 0,
         };
-        let bytes = |a: &Attention<'_>| a.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(a.q_dim());
-        let (attention, most) = (c.attentions().map(|a| bytes(&a)).sum::<usize>(), c.most_of_attention(bytes));
+        let bytes = |m: &Mixer<'_>| m.rows() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(m.cols());
+        let (attention, most) = (c.mixers().map(|m| bytes(&m)).sum::<usize>(), c.most_of_mixers(bytes));
         let shared = |width: usize| 2 * width * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(width);
         let shared: usize = shared_widths(c).map(shared).sum();
         Footprint {
@@ -131,7 +131,7 @@ impl Footprint {
         Footprint {
             block_bytes: bytes(block_weights(c), bits.experts),
             attention_bytes: bytes(attention_weights(c), bits.others) + small_bytes(c),
-            attention_layer_bytes: [bytes(c.most_of_attention(|a| a.weights(c.hidden)), bits.others); 2],
+            attention_layer_bytes: [bytes(c.most_of_mixers(|m| m.weights(c.hidden)), bits.others); 2],
             embeddings_bytes: if c.tied { 0 } else { edge },
             head_bytes: edge + norm_bytes(c),
             ..Footprint::of_shape(c, Quant::Q8, context, kv)
@@ -217,7 +217,7 @@ pub fn working_bytes(c: &ModelConfig, chunk: usize) -> u64 {
                 + shared
         }
     };
-    let token = 8 * c.hidden + 2 * c.most_of_attention(|a| a.qkv_dim()) + ffn;
+    let token = 8 * c.hidden + 2 * c.most_of_mixers(|m| m.rows()) + ffn;
     // Experts' biases, and their router's, are copied.
     let biases = c.movable_layers() * expert_biases(c) * size_of::<f32>();
     WORKING_BYTES.max(PROGRAM_BYTES + (chunk * token * size_of::<f32>()) as u64) + biases as u64
@@ -249,7 +249,7 @@ fn shared_bytes(model: &Model) -> u64 {
 
 /// Weights of attention's matrices and of shared experts, of all layers.
 fn attention_weights(c: &ModelConfig) -> usize {
-    c.attentions().map(|a| a.weights(c.hidden)).sum::<usize>() + c.hidden * 3 * shared_widths(c).sum::<usize>()
+    c.mixers().map(|m| m.weights(c.hidden)).sum::<usize>() + c.hidden * 3 * shared_widths(c).sum::<usize>()
 }
 
 /// Weights of what is placed as one.
@@ -279,7 +279,8 @@ fn small_bytes(c: &ModelConfig) -> u64 {
     };
     let (biases, of_experts) = (there(c.ffn_bias, c.ffn + c.hidden), expert_biases(c));
     let router = c.form.experts.filter(Experts::routed).map_or(0, |experts| experts.count * c.hidden);
-    let attention = c.attentions().map(of_attention).sum::<usize>();
+    let taps = c.mixers().filter_map(Mixer::convolution).map(|convolution| convolution.taps * c.hidden).sum::<usize>();
+    let attention = c.attentions().map(of_attention).sum::<usize>() + taps;
     // Norms before and behind attention and FFN, and where there are the latter the weights of one that makes zeros.
     let norms = 2 * (u64::from(c.form.norms.before()) + u64::from(c.form.norms.after()));
     let zeros = if c.form.norms.after() { norm_bytes(c) } else { 0 };

@@ -42,8 +42,8 @@ impl Hybrid {
     fn more_weights(&self, c: &ModelConfig) -> usize {
         let [k_heads, v_heads, dim, reach] = self.linear;
         let (keys, values) = (k_heads * dim, v_heads * dim);
-        let plain = c.attention(0).weights(c.hidden);
-        let full = plain + c.hidden * c.attention(0).q_dim();
+        let plain = c.mixer(0).weights(c.hidden);
+        let full = plain + c.hidden * c.mixer(0).cols();
         // Queries, keys and values, a gate as large as the values, two numbers for each of their heads; back to the residual.
         let linear = c.hidden * (2 * keys + 2 * values + 2 * v_heads) + reach * (2 * keys + values) + c.hidden * values;
         let shared = 3 * c.hidden * self.shared + c.hidden;

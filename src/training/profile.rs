@@ -204,10 +204,7 @@ pub fn profile(
 pub fn extras(model: &Model) -> Extras {
     let c = &model.config;
     let inside = c.form.experts.filter(|experts| experts.routed() && c.activation.is_sparse());
-    Extras {
-        q_dim: c.form.experts.is_none().then(|| c.most_of_attention(|a| a.q_dim())),
-        inside: inside.map(|_| c.ffn),
-    }
+    Extras { q_dim: c.form.experts.is_none().then(|| c.most_of_mixers(|m| m.cols())), inside: inside.map(|_| c.ffn) }
 }
 
 /// Whether a text that was counted lacks some of these.

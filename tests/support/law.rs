@@ -9,6 +9,7 @@ use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
 use dynamicinfer::model::config::Activation;
+use dynamicinfer::model::layer::Mixer;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model, ModelConfig};
 use dynamicinfer::pack::mix::Mix;
@@ -18,7 +19,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-pub const FAMILIES: [&str; 10] = [
+pub const FAMILIES: [&str; 11] = [
     "relullama",
     "prosparse",
     "bamboo",
@@ -29,6 +30,7 @@ pub const FAMILIES: [&str; 10] = [
     "minicpm",
     "gemma3 with relu",
     "gemma3 with relu, normed behind only",
+    "lfm2 with relu",
 ];
 /// Half of the cases in f32, where nothing but the order of sums differs.
 pub const QUANTS: [Quant; 6] = [Quant::F32, Quant::F32, Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];
@@ -254,8 +256,12 @@ impl Case<'_> {
 /// a law looks at the furthest is 4.5 deviations off.
 pub fn summed(c: &ModelConfig, sizes: &[usize]) -> f32 {
     let positions = sizes.iter().sum::<usize>();
-    let layer = [c.hidden, c.head_dim, positions, c.attention(0).q_dim(), c.hidden, c.ffn];
-    let terms = c.layers * layer.iter().sum::<usize>() + c.hidden;
+    let mixed = |mixer: Mixer<'_>| match mixer {
+        Mixer::Attention(attention) => c.hidden + attention.head_dim + positions + mixer.cols(),
+        // A product of three sums is as far off as all of them together.
+        Mixer::Convolution(convolution) => 3 * c.hidden + convolution.taps + mixer.cols(),
+    };
+    let terms = c.mixers().map(mixed).sum::<usize>() + c.layers * (c.hidden + c.ffn) + c.hidden;
     4.5 * (terms as f32).sqrt() * 2f32.powi(-24)
 }
 

@@ -207,6 +207,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         o: nothing,
         o_bias: Vec::new(),
         sinks: Vec::new(),
+        taps: Vec::new(),
         ffn_norm: norm(),
         post_norms: None,
         ffn: FfnWeights::Neurons(blocks),

@@ -56,12 +56,25 @@ CONFIGS["glm4-moe"] = common(
     num_experts_per_tok=3, num_hidden_layers=3, num_nextn_predict_layers=1, partial_rotary_factor=0.5, rope_scaling=None,
     rope_theta=1000000, rms_norm_eps=1e-05, routed_scaling_factor=1.5, tie_word_embeddings=False, topk_group=1,
     use_qk_norm=True)
+# As LiquidAI/LFM2-1.2B and -8B-A1B: most layers have a short convolution in the place of attention.
+LFM2 = common(
+    "lfm2", "Lfm2ForCausalLM", block_auto_adjust_ff_dim=True, block_ff_dim=96, block_ffn_dim_multiplier=1.0,
+    block_multiple_of=32, conv_L_cache=3, conv_bias=False, norm_eps=1e-05, num_hidden_layers=5, rope_theta=1000000.0,
+    layer_types=["conv", "conv", "full_attention", "conv", "full_attention"], tie_embedding=True)
+for key in ("rms_norm_eps", "intermediate_size", "attention_bias", "attention_dropout", "tie_word_embeddings"):
+    del LFM2[key]
+CONFIGS["lfm2"] = LFM2
+CONFIGS["lfm2-moe"] = {k: v for k, v in LFM2.items() if not k.startswith(("block_", "tie_"))} | {
+    "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "intermediate_size": 96,
+    "moe_intermediate_size": 32, "norm_topk_prob": True, "num_dense_layers": 2, "num_experts": 8, "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.0, "use_expert_bias": True}
 SHARES_WEIGHTS = {"gemma3-27b": "gemma3"}
 # Changes of the configuration that a wrong implementation amounts to.
 MISTAKES = {
     "gemma3": {"no window": {"sliding_window": 4096}, "one rotation": {"rope_local_base_freq": 1e6},
                "no scaling": {"rope_scaling": None}},
     "gemma3-27b": {"queries by the head's size": {"query_pre_attn_scalar": 16}},
+    "lfm2": {}, "lfm2-moe": {"weights not normalised": {"norm_topk_prob": False}},
     "glm4-moe": {"whole heads rotated": {"partial_rotary_factor": 1.0}, "no scale": {"routed_scaling_factor": 1.0},
                  "weights not normalised": {"norm_topk_prob": False}},
 }
@@ -99,7 +112,7 @@ def reference(cfg, **changes):
     config._attn_implementation = config._experts_implementation = "eager"
     model = cls(config).double().eval()
     for module in model.modules():
-        if hasattr(module, "e_score_correction_bias"):
+        if hasattr(module, "e_score_correction_bias") or type(module).__name__ == "Lfm2MoeTopKRouter":
             module.register_forward_hook(seen_by_router)
     return model
 
@@ -107,8 +120,9 @@ def reference(cfg, **changes):
 GAPS = []  # distances of the last biased score that was taken from the first that was not
 
 
-def seen_by_router(router, _, out):
-    scores = out[0].sigmoid() + router.e_score_correction_bias
+def seen_by_router(router, given, out):
+    bias = given[1] if len(given) > 1 else router.e_score_correction_bias
+    scores = out[0].sigmoid() + bias
     best = scores.sort(-1, descending=True).values
     GAPS.append(float((best[..., router.top_k - 1] - best[..., router.top_k]).min()))
 
@@ -122,7 +136,8 @@ def random_weights(model, cfg, seed):
     unit, out = 1 / math.sqrt(c["hidden_size"]), {}
     gemma = c["model_type"].startswith("gemma3")
     for name, p in model.state_dict().items():
-        if "rotary" in name or name == "lm_head.weight" and c["tie_word_embeddings"]:
+        tied = c.get("tie_word_embeddings", True)
+        if "rotary" in name or name == "lm_head.weight" and tied:
             continue
         if "norm" in name:
             w = torch.rand(p.shape, generator=g) - (0.5 if gemma else -0.5)
@@ -130,12 +145,14 @@ def random_weights(model, cfg, seed):
             w = n(p, 0.3)
         elif "embed_tokens" in name:
             # Gemma's are multiplied by the root of the hidden size, and are the head, too.
-            w = n(p, (0.8 if gemma else 2) * unit if c["tie_word_embeddings"] else 0.7)
+            w = n(p, (0.8 if gemma else 2) * unit if tied else 0.7)
         elif "lm_head" in name:
             w = n(p, 2 * unit) * torch.exp(0.4 * torch.randn((p.shape[0], 1), generator=g))
         elif "q_proj" in name or "k_proj" in name or "gate.weight" in name:
             w = n(p, 1.5 * unit)
-        elif "down_proj" in name:
+        elif ".conv.conv." in name:
+            w = n(p, 0.7)
+        elif "down_proj" in name or name.endswith("w2.weight"):
             w = n(p, 1.5 / math.sqrt(p.shape[-1]))
         else:
             w = n(p, unit)
@@ -183,7 +200,8 @@ def make_model(name, seed):
 
 
 # ------------------------------------------------------------------ GGUF
-GGUFS = {"gemma3": ("gemma3", "gemma3"), "glm4-moe": ("glm4-moe", "glm4moe")}  # name of the file -> (model directory, architecture)
+GGUFS = {"gemma3": ("gemma3", "gemma3"), "glm4-moe": ("glm4-moe", "glm4moe"),
+         "lfm2": ("lfm2", "lfm2"), "lfm2-moe": ("lfm2-moe", "lfm2moe")}  # name of the file -> (model directory, architecture)
 
 INSIDE = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -193,16 +211,25 @@ INSIDE = {
     "mlp.shared_experts.down_proj": "ffn_down_shexp", "mlp.experts.down_proj": "ffn_down_exps", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm"}
-OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+INSIDE |= {
+    "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj", "self_attn.out_proj": "attn_output", "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down", "feed_forward.gate": "ffn_gate_inp", "feed_forward.expert": "exp_probs_b",
+    "feed_forward.experts.down_proj": "ffn_down_exps"}
+OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+           "model.embedding_norm": "token_embd_norm"}
 
 
 def gguf_tensors(cfg, weights):
     """Names and values as llama.cpp's converter writes them."""
     out = {}
     for name, x in weights.items():
-        if "experts" in name and not name.endswith(".weight"):
+        if ".experts." in name and not name.endswith(".weight"):
             name += ".weight"
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith("conv.conv.weight"):
+            x = x.squeeze(1)
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             name = name.removesuffix("_bias") + ".bias"
         stem, kind = name.rsplit(".", 1)
         if stem.endswith("norm") and cfg["model_type"].startswith("gemma3"):
@@ -211,7 +238,7 @@ def gguf_tensors(cfg, weights):
             out[f"{OUTSIDE[stem]}.{kind}"] = x
         else:
             _, _, layer, rest = stem.split(".", 3)
-            if rest == "mlp.experts.gate_up_proj":
+            if rest.endswith(".experts.gate_up_proj"):
                 gate, up = np.split(x, 2, axis=1)
                 out |= {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
             else:
@@ -232,13 +259,25 @@ def make_gguf(name):
             w.add_block_count(cfg["num_hidden_layers"])
         w.add_context_length(cfg["max_position_embeddings"])
         w.add_embedding_length(cfg["hidden_size"])
-        w.add_feed_forward_length(cfg["intermediate_size"])
+        ffn = weights.get("model.layers.0.feed_forward.w1.weight")
+        w.add_feed_forward_length(cfg["intermediate_size"] if ffn is None else len(ffn))
         w.add_head_count(cfg["num_attention_heads"])
-        w.add_head_count_kv(cfg["num_key_value_heads"])
-        w.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
+        if arch.startswith("lfm2"):
+            w.add_head_count_kv([KV if kind == "full_attention" else 0 for kind in cfg["layer_types"]])
+            w.add_vocab_size(cfg["vocab_size"])
+            w.add_shortconv_l_cache(cfg["conv_L_cache"])
+        else:
+            w.add_head_count_kv(cfg["num_key_value_heads"])
+            w.add_key_length(cfg["head_dim"])
+            w.add_value_length(cfg["head_dim"])
+        w.add_layer_norm_rms_eps(cfg.get("rms_norm_eps", cfg.get("norm_eps")))
         w.add_rope_freq_base(cfg["rope_theta"])
-        w.add_key_length(cfg["head_dim"])
-        w.add_value_length(cfg["head_dim"])
+        if arch == "lfm2moe":
+            w.add_leading_dense_block_count(cfg["num_dense_layers"])
+            w.add_expert_count(cfg["num_experts"])
+            w.add_expert_used_count(cfg["num_experts_per_tok"])
+            w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
+            w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         if cfg.get("rope_scaling"):
             w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             w.add_rope_scaling_factor(cfg["rope_scaling"]["factor"])
@@ -259,7 +298,7 @@ def make_gguf(name):
         base.add_spm_to_gguf(w, spm.SentencePieceProcessor(model_file=str(base.VOCABS / "tokenizer.model")))
         for tensor, x in gguf_tensors(cfg, weights).items():
             x = np.ascontiguousarray(x, np.float32)
-            w.add_tensor(tensor, x if x.ndim == 1 or "ffn_gate_inp" in tensor else x.astype(np.float16))
+            w.add_tensor(tensor, x if x.ndim == 1 or "ffn_gate_inp" in tensor or "shortconv.conv" in tensor else x.astype(np.float16))
 
     base.gguf_file(MODELS / f"{name}.gguf", arch, fill)
     print(f"{name}.gguf")

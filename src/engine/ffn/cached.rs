@@ -72,6 +72,7 @@ fn stand_in(layer: &Layer) -> Layer {
         o: layer.o,
         o_bias: Vec::new(),
         sinks: Vec::new(),
+        taps: Vec::new(),
         ffn_norm: NormWeights::NONE,
         post_norms: None,
         ffn: layer.ffn.clone(),

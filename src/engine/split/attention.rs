@@ -8,10 +8,20 @@ use crate::cpu::MAX_COLUMNS;
 use crate::device::{Append, Attend, Call, Heads, HostWork, Stage, Stream, Then, View};
 use crate::engine::attention;
 use crate::engine::batch::{Buffers, TokenPosition};
+use crate::engine::convolution::convolve;
 use crate::engine::forward::Pass;
 use crate::model::config::{ModelConfig, Norm};
+use crate::model::layer::Mixer;
+
+/// What a layer has whose keys and values lie on the device.
+const ATTENDS: &str = "a layer with attention";
 
 impl Split {
+    /// Whether the device computes the attention of layer `l` in the current pass: not what is no attention.
+    pub(super) fn attends_at(&self, c: &ModelConfig, l: usize) -> bool {
+        self.attends && c.attention(l).is_some()
+    }
+
     /// The shape of a layer's attention and its keys and values on the device.
     fn heads(&self, l: usize) -> Heads {
         self.kv.as_ref().expect("looked at when the pass began").layers[l]
@@ -25,7 +35,7 @@ impl Split {
     /// Multiplies attention's output by the output matrix and adds it to the residual: the last that needs the layer's matrices. Of a chunk the
     /// neurons that are copied for this layer come before the next matrices, which then come while the device computes the next layer's attention.
     pub(super) fn add_attention(&mut self, c: &ModelConfig, l: usize) {
-        let (attended, sum) = (self.rows_of(self.workspace.attended, c.attention(l).q_dim()), self.sum(c));
+        let (attended, sum) = (self.rows_of(self.workspace.attended, c.mixer(l).cols()), self.sum(c));
         let post_norm = self.weights.layers[l].post_norms.map(|[attention, _]| attention);
         let then = if post_norm.is_some() { Then::Store } else { Then::Add };
         self.launch(Call::Linear(self.weights.layers[l].o.call(self.rows.n, attended, sum, then)));
@@ -47,7 +57,7 @@ impl Split {
 
     /// Rotates queries and keys, and adds keys and values to those on the device.
     pub(super) fn append(&mut self, c: &ModelConfig, l: usize) {
-        let (heads, a) = (self.heads(l), c.attention(l));
+        let (heads, a) = (self.heads(l), c.attention(l).expect(ATTENDS));
         let angles = match self.weights.layers[l].rotation {
             None => self.weights.plain[0].into(),
             Some(number) => {
@@ -65,7 +75,7 @@ impl Split {
     /// Attention over keys and values on the device.
     pub(super) fn attend(&mut self, pass: &Pass<'_, '_>, l: usize) {
         let (c, rows) = (&pass.model.config, self.rows);
-        let (heads, a) = (self.heads(l), c.attention(l));
+        let (heads, a) = (self.heads(l), c.attention(l).expect(ATTENDS));
         let (qkv, attended, positions) = (self.workspace.qkv, self.workspace.attended, self.workspace.positions);
         for (i, group) in pass.buffers.positions[rows.range()].chunks(MAX_COLUMNS).enumerate() {
             let most = group.iter().map(|p| p.position + 1).max().unwrap_or(1);
@@ -91,7 +101,7 @@ impl Split {
 
     /// Puts the copy out of queries, keys and values on the stream, for attention on the host.
     pub(super) fn fetch_qkv(&mut self, c: &ModelConfig, l: usize) {
-        let qkv_dim = c.attention(l).qkv_dim();
+        let qkv_dim = c.mixer(l).rows();
         let (rows, from) = (self.rows, self.rows_of(self.workspace.qkv, qkv_dim));
         let qkv = &mut self.host.qkv[rows.first * qkv_dim..][..rows.n * qkv_dim];
         let (to, bytes) = (qkv.as_mut_ptr().cast(), size_of_val(qkv));
@@ -105,7 +115,7 @@ impl Split {
     pub(super) fn attend_on_host(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let Pass { model, pool, kernels, buffers, caches, .. } = pass;
         let (c, layer, number) = (&model.config, &model.layers[l], self.parts.number);
-        let (q_dim, qkv_dim) = (c.attention(l).q_dim(), c.attention(l).qkv_dim());
+        let (q_dim, qkv_dim) = (c.mixer(l).cols(), c.mixer(l).rows());
         let Buffers { positions, cos_sin, attend, .. } = &mut **buffers;
         for part in 0..=number {
             self.set_part(part);
@@ -119,7 +129,9 @@ impl Split {
             let rows = self.rows;
             let qkv = &mut self.host.qkv[rows.first * qkv_dim..][..rows.n * qkv_dim];
             let qkv = bytemuck::cast_slice_mut(qkv);
-            attention::rotate_and_put(c, layer, caches, l, &positions[rows.range()], qkv, cos_sin);
+            if let Some(a) = c.attention(l) {
+                attention::rotate_and_put((c, a), layer, caches, l, &positions[rows.range()], qkv, cos_sin);
+            }
         }
         let (rows, to) = (self.rows, self.rows_of(self.workspace.attended, q_dim));
         let Split { device, host, .. } = self;
@@ -127,8 +139,17 @@ impl Split {
         let attended = &mut host.attended[rows.first * q_dim..][..rows.n * q_dim];
         let attended: &mut [f32] = bytemuck::cast_slice_mut(attended);
         let (positions, mut lap) = (&positions[rows.range()], clock::now());
-        attention::attention(pool, kernels, c, layer, caches, l, positions, qkv, attend, attended);
-        let (bytes, operations) = attention::work(c, l, positions);
+        let (bytes, operations) = match c.mixer(l) {
+            Mixer::Attention(a) => {
+                attention::attention((pool, kernels), a, layer, caches, l, positions, qkv, attend, attended);
+                attention::work(&a, positions)
+            }
+            Mixer::Convolution(form) => {
+                convolve(pool, (form, &layer.taps), caches, l, positions, qkv, attended);
+                let operations = 2 * (form.taps + 2) * form.hidden * positions.len();
+                (size_of_val(&layer.taps[..]) as u64, if positions.len() > MAX_COLUMNS { operations as u64 } else { 0 })
+            }
+        };
         device.worked(HostWork { stage: Stage::Attention, bytes, operations, ns: clock::lap(&mut lap) });
         let bytes = size_of_val(attended);
         unsafe { device.copy_in(Stream::Compute, attended.as_ptr().cast(), bytes, to.buffer, to.at) };
@@ -138,7 +159,7 @@ impl Split {
     pub(super) fn qkv_range(&self, c: &ModelConfig, l: usize) -> std::ops::Range<usize> {
         let Rows { first, n, all } = self.rows;
         let (turn, most) = (if all > MAX_COLUMNS { l % 2 } else { l }, self.workspace.widest_qkv);
-        let numbers = c.attention(l).qkv_dim();
+        let numbers = c.mixer(l).rows();
         let start = turn * all * most + first * numbers;
         start..start + n * numbers
     }
@@ -153,9 +174,9 @@ impl Split {
     /// The host's caches get the keys and values of a layer, which have come.
     pub(super) fn read_back_kv(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (c, positions) = (&pass.model.config, &pass.buffers.positions[self.rows.range()]);
+        let Some(a) = c.attention(l) else { return };
         let range = self.qkv_range(c, l);
         let made: &[f32] = bytemuck::cast_slice(&self.host.qkv_read_back[range]);
-        let a = c.attention(l);
         for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(made.chunks_exact(a.qkv_dim())) {
             let (k, v) = qkv[a.q_dim()..].split_at(a.kv_dim());
             pass.caches[sequence].put(l, 0, position, k);

@@ -301,9 +301,7 @@ impl Split {
         // Of whole experts it is told where they are routed.
         let layout = match &pass.model.layers[l].ffn {
             FfnWeights::Neurons(blocks) => Some(blocks.layout),
-            FfnWeights::Experts(weights) => {
-                Some(weights.neuron_layout()).filter(|_| pass.model.config.neurons_inside())
-            }
+            FfnWeights::Experts(weights) => pass.model.config.neurons_inside().then(|| weights.neuron_layout()),
             FfnWeights::Matrices(_) => None,
         };
         if let (Some(migrator), Some(layout)) = (self.migrator.as_mut(), layout) {

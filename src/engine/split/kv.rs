@@ -4,7 +4,7 @@ use super::allocator::DeviceAllocator;
 use crate::device::{Buffer, Device, Heads, OutOfMemory, Stream, View};
 use crate::engine::batch::TokenPosition;
 use crate::model::config::ModelConfig;
-use crate::model::layer::Attention;
+use crate::model::layer::{Attention, Mixer};
 use crate::model::{KvCache, KvType};
 
 /// Keys and values on the device: a copy of the host's caches, for the sequences that were used last.
@@ -53,12 +53,15 @@ impl DeviceKv {
         let bytes = KvCache::whole_bytes_for(c, context, KvType::F16) as usize * sequences;
         let cache = allocator.alloc(bytes)?;
         let mut at = 0;
-        let layer = |Attention { heads, kv_heads, head_dim, .. }: Attention<'_>| {
+        let layer = |mixer: Mixer<'_>| {
+            // A layer without attention has no heads.
+            let of = |attention: Attention<'_>| (attention.heads, attention.kv_heads, attention.head_dim);
+            let (heads, kv_heads, head_dim) = mixer.attention().map_or((0, 0, 0), of);
             let heads = Heads { heads, kv_heads, head_dim, context, cache: View { buffer: cache, at } };
             at += (sequences * heads.sequence() * size_of::<u16>()) as u64;
             heads
         };
-        let layers = c.attentions().map(layer).collect();
+        let layers = c.mixers().map(layer).collect();
         Ok(DeviceKv { layers, cache, context, held: vec![Held::default(); sequences], passes: 0 })
     }
 

@@ -72,33 +72,32 @@ impl Executor for Split {
 
     fn project(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (c, n) = (&pass.model.config, self.rows.n);
-        self.attends_late = !self.attends && !pass.is_chunk() && c.layer(l).norms.parallel();
+        self.attends_late = !self.attends_at(c, l) && !pass.is_chunk() && c.layer(l).norms.parallel();
         let Split { attention_streaming, device, weights, .. } = self;
         let at = &mut weights.layers[l];
         let streamed = attention_streaming.as_mut().is_some_and(|streaming| streaming.wait(&mut **device, l, at));
         // What is copied lies now here and now there.
-        if self.attends && !streamed {
+        if self.attends_at(c, l) && !streamed {
             self.begin_section(l, GraphSection::Attention);
         }
         let (input, residual) = (self.input(c), self.residual(c));
         self.note(Note::Compute(Some(Stage::Attention)));
         self.norm_into(c, self.weights.layers[l].attn_norm, n, residual, input);
-        let qkv = self.rows_of(self.workspace.qkv, c.attention(l).qkv_dim());
+        let qkv = self.rows_of(self.workspace.qkv, c.mixer(l).rows());
         for i in 0..self.weights.layers[l].qkv.len() {
             self.launch(Call::Linear(self.weights.layers[l].qkv[i].call(n, input, qkv, Then::Store)));
         }
-        match self.attends {
-            true => self.append(c, l),
-            false => self.fetch_qkv(c, l),
+        if self.attends_at(c, l) {
+            return self.append(c, l);
         }
-        if !self.attends {
-            self.begin_moves(pass, l);
-        }
+        self.fetch_qkv(c, l);
+        self.begin_moves(pass, l);
     }
 
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let c = &pass.model.config;
-        if self.attends {
+        let attends = self.attends_at(c, l);
+        if attends {
             self.attend(pass, l);
         } else if !self.attends_late {
             self.attend_on_host(pass, l);
@@ -107,7 +106,7 @@ impl Executor for Split {
             self.add_attention(c, l);
         }
         self.device.end_sequence();
-        if self.attends {
+        if attends {
             self.begin_moves(pass, l);
         }
     }
@@ -338,7 +337,7 @@ impl Split {
         }
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].exchanged);
-        if c.layer(l).norms.parallel() && self.attends {
+        if c.layer(l).norms.parallel() && self.attends_at(c, l) {
             self.note(Note::Compute(Some(Stage::Attention)));
             self.add_attention(c, l);
         }

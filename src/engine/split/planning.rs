@@ -23,7 +23,7 @@ impl Split {
         self.parts.begin(Cut::WHOLE, Beside { parts: 1, copies: 1, ..Beside::default() });
         let PartsSetting { parts, shared, order } = self.parts.setting;
         let unknown = parts.is_none() && self.parts.costs.is_none();
-        if !pass.is_chunk() || c.form.experts.is_some() || unknown {
+        if !pass.is_chunk() || c.form.experts.is_some() || c.recurs() || unknown {
             return;
         }
         let costs = self.layer_costs(pass);
@@ -53,9 +53,9 @@ impl Split {
         let weights = (c.ffn_kind.rows() * c.hidden) as f64;
         let slots = self.residents() / c.layers;
         let mean = |sum: usize| sum as f64 / c.layers as f64;
-        let (qkv, q) = c.attentions().fold((0, 0), |(qkv, q), a| (qkv + a.qkv_dim(), q + a.q_dim()));
+        let (qkv, q) = c.mixers().fold((0, 0), |(qkv, q), m| (qkv + m.rows(), q + m.cols()));
         let (qkv, q) = (mean(qkv), mean(q));
-        let windows = || (0..c.layers).filter_map(|l| c.attention(l).window);
+        let windows = || (0..c.layers).filter_map(|l| c.attention(l)?.window);
         LayerCosts {
             costs: self.parts.costs.unwrap_or(ChunkCosts::ONES),
             project: qkv * c.hidden as f64 / weights,

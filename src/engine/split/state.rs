@@ -305,7 +305,8 @@ impl Split {
             calls.extend(projections(n));
             calls.push(Call::Linear(weights.head.call(n, x, workspace.logits.into(), Then::Store)));
             for (l, &heads) in self.kv.iter().flat_map(|kv| kv.layers.iter().enumerate()) {
-                let (window, most, positions) = (c.attention(l).window, heads.context, workspace.positions.into());
+                let Some(a) = c.attention(l) else { continue };
+                let (window, most, positions) = (a.window, heads.context, workspace.positions.into());
                 let (sinks, out) = (weights.layers[l].sinks, attended);
                 calls.push(Call::Attend(Attend { heads, n, window, most, qkv, positions, sinks, out }));
             }
@@ -313,13 +314,16 @@ impl Split {
         calls.extend(projections(self.chunk));
         let layers = model.layers.iter().enumerate();
         let ffns = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
-        calls.extend(ffns.map(|(n, l, layer)| match &layer.ffn {
+        calls.extend(ffns.filter_map(|(n, l, layer)| match &layer.ffn {
+            FfnWeights::Experts(weights) if weights.experts.is_empty() => None,
             FfnWeights::Experts(weights) if c.neurons_inside() => {
                 let rows = most_rows(c, n);
-                Call::SparseFfn(self.inside_call(c, l, n, (weights, rows), c.neurons()))
+                Some(Call::SparseFfn(self.inside_call(c, l, n, (weights, rows), c.neurons())))
             }
-            FfnWeights::Experts(weights) => Call::ExpertFfn(self.expert_call(c, l, n, weights, weights.experts.len())),
-            _ => Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn)),
+            FfnWeights::Experts(weights) => {
+                Some(Call::ExpertFfn(self.expert_call(c, l, n, weights, weights.experts.len())))
+            }
+            _ => Some(Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn))),
         }));
         let shared = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
         let shared = shared.filter_map(|(n, l, layer)| self.shared_call(c, l, n, layer.ffn.experts()?));

@@ -186,7 +186,7 @@ impl Weights {
                     Some([attention, ffn]) => Some([allocator.norm(attention)?, allocator.norm(ffn)?]),
                     None => None,
                 },
-                rotation: rotations.iter().position(|rotation| *rotation == c.attention(l).rotary),
+                rotation: rotations.iter().position(|rotation| c.attention(l).is_some_and(|a| a.rotary == *rotation)),
                 up_bias: allocator.numbers(&layer.up_bias)?,
                 sinks: allocator.numbers(&layer.sinks)?,
                 expert_biases: match layer.ffn.experts().and_then(|experts| experts.biases.as_ref()) {

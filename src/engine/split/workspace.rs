@@ -52,8 +52,8 @@ impl DeviceWorkspace {
         let experts_output = if whole.is_some() { chunk * c.hidden * 4 } else { 0 };
         [
             ExchangeLayout::new(MAX_COLUMNS, c).bytes().max(ExchangeLayout::new(chunk, c).scores() * 4),
-            chunk * c.most_of_attention(|a| a.qkv_dim()) * 4,
-            chunk * c.most_of_attention(|a| a.q_dim()) * 4,
+            chunk * c.most_of_mixers(|m| m.rows()) * 4,
+            chunk * c.most_of_mixers(|m| m.cols()) * 4,
             SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.movable()).max(experts_output),
             chunk * c.hidden * 4,
             MAX_COLUMNS * c.vocab * 4,
@@ -81,7 +81,7 @@ impl DeviceWorkspace {
         Ok(DeviceWorkspace {
             exchange: next()?,
             qkv: next()?,
-            widest_qkv: c.most_of_attention(|a| a.qkv_dim()),
+            widest_qkv: c.most_of_mixers(|m| m.rows()),
             attended: next()?,
             output: next()?,
             partial: next()?,
@@ -169,8 +169,8 @@ impl PinnedBuffers {
             (clusters, false),
             (chunk * c.hidden, false),
             (c.layers * MAX_COLUMNS * SparseFfn::fired_words(c.movable()), true),
-            (chunk * c.most_of_attention(|a| a.qkv_dim()), true),
-            (chunk * c.most_of_attention(|a| a.q_dim()), false),
+            (chunk * c.most_of_mixers(|m| m.rows()), true),
+            (chunk * c.most_of_mixers(|m| m.cols()), false),
             (chunk * 2, false),
             (chunk * angles(c), false),
             (2 * DenseFfn::most_parts(chunk) * of_chunks, true),
@@ -181,7 +181,7 @@ impl PinnedBuffers {
 
     /// Words of `qkv_read_back`, where keys and values lie on the device.
     fn read_back_words(c: &ModelConfig, chunk: usize) -> usize {
-        (c.layers * MAX_COLUMNS).max(2 * chunk) * c.most_of_attention(|a| a.qkv_dim())
+        (c.layers * MAX_COLUMNS).max(2 * chunk) * c.most_of_mixers(|m| m.rows())
     }
 
     /// Bytes of all of them for passes of up to `chunk` tokens; `attends` says whether keys and values lie on the device.
@@ -316,7 +316,7 @@ impl ExchangeLayout {
             }
             Some(experts) => {
                 // Of each token the experts that it has, and behind them the shared one.
-                let shared = usize::from(experts.shared.is_some());
+                let shared = usize::from(c.has_shared());
                 ExpertFfn::chosen_words(n, experts.used) + ExpertFfn::chosen_words(n, shared)
             }
         };

@@ -106,7 +106,7 @@ pub fn write_store(
     }
     let weights = Weights::new(shape)?;
     let c = &weights.config;
-    let a = c.attention(0);
+    let a = c.attention(0).expect("its layers have attention");
     check_groups(c, quant, &[c.hidden])?;
     let edge = quant.of_edges();
     let qkv = |r: usize| match (r, a.q_dim(), a.kv_dim()) {
@@ -177,7 +177,7 @@ pub fn write_gguf(
 ) -> Result<()> {
     let weights = Weights::new(shape)?;
     let c = &weights.config;
-    let a = c.attention(0);
+    let a = c.attention(0).expect("its layers have attention");
     check_groups(c, quant, &[c.hidden, c.ffn])?;
     let edge = quant.of_edges();
     let mut writer = GgufWriter::new(path);
@@ -284,7 +284,7 @@ fn metadata(writer: &mut GgufWriter, c: &ModelConfig, quant: Quant) {
         // None of its numbers says that all matrices have one type of blocks.
         Quant::Block(_) => 1024,
     };
-    let a = c.attention(0);
+    let a = c.attention(0).expect("its layers have attention");
     let sizes = [
         ("context_length", c.context),
         ("embedding_length", c.hidden),

@@ -74,10 +74,7 @@ impl Law {
         }
         let seen = weights_back(c);
         if seen.is_empty() {
-            return bad(format!(
-                "--skew and --reuse need heads of 32 numbers or more; they have {}",
-                c.attention(0).head_dim
-            ));
+            return bad(format!("--skew and --reuse need heads of 32 numbers or more; they have {}", c.head_dim));
         }
         let trial = |bias, past| trial((count, used), (bias, past), &seen, seed);
         let bias = match skew > 0.0 {
@@ -201,16 +198,8 @@ impl Planted {
         let ranks = (0..c.layers).map(|l| shuffled(experts, &mut noise.rng(Stream::Common, l + 1, 0, 0))).collect();
         // A value is a product with the token's own half of a normalised input, and the mean of many is as long as their weights are.
         let value = length(&weights_back(c)) / 2f64.sqrt();
-        let o_deviation = law.past * f64::from(EMBEDDING) / (value * (c.attention(0).q_dim() as f64).sqrt());
-        Planted {
-            law,
-            noise,
-            common,
-            ranks,
-            band: band(c),
-            head_dim: c.attention(0).head_dim,
-            o_deviation: o_deviation as f32,
-        }
+        let o_deviation = law.past * f64::from(EMBEDDING) / (value * (c.mixer(0).cols() as f64).sqrt());
+        Planted { law, noise, common, ranks, band: band(c), head_dim: c.head_dim, o_deviation: o_deviation as f32 }
     }
 
     /// Fills a row that is made in another way here; `deviation` is that of other models. Returns whether it was.

@@ -108,7 +108,7 @@ impl Sparse {
             thresholds,
             ranks,
             gate_noise: gate_noise as f32,
-            o_deviation: (added / (c.attention(0).q_dim() as f64).sqrt()) as f32,
+            o_deviation: (added / (c.mixer(0).cols() as f64).sqrt()) as f32,
             down_deviation: (added / activations.sqrt()) as f32,
         }
     }

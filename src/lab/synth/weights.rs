@@ -87,7 +87,7 @@ impl Weights {
             (Stream::Embed, None) if c.form.experts.is_some() => EMBEDDING,
             (Stream::O, Some(sparse)) => sparse.o_deviation,
             (Stream::Down, Some(sparse)) => sparse.down_deviation,
-            (Stream::O, None) => 1.0 / (c.attention(0).q_dim() as f32).sqrt(),
+            (Stream::O, None) => 1.0 / (c.mixer(0).cols() as f32).sqrt(),
             (Stream::Down, None) => 1.0 / (c.ffn as f32).sqrt(),
             _ => 1.0 / (c.hidden as f32).sqrt(),
         }

@@ -142,7 +142,7 @@ impl Keys<'_> {
             hidden,
             layers: self.layer_count()?,
             heads,
-            kv_heads: self.size("attention.head_count_kv")?.unwrap_or(heads),
+            kv_heads: self.kv_heads()?.unwrap_or(heads),
             head_dim,
             ffn,
             vocab,
@@ -160,6 +160,15 @@ impl Keys<'_> {
             embedding_scale: 1.0,
             logit_scale: 1.0,
         })
+    }
+
+    /// Heads of keys and values; of a list for each layer, in which others have no attention, the most.
+    fn kv_heads(&self) -> Result<Option<usize>> {
+        let key = "attention.head_count_kv";
+        match self.gguf.metadata.i32s(&format!("{}.{key}", self.arch)) {
+            Ok(Some(heads)) => Ok(heads.iter().copied().max().map(|most| most.max(0) as usize)),
+            _ => self.size(key),
+        }
     }
 
     /// RMS norm with the file's epsilon.

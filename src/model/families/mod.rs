@@ -12,6 +12,7 @@ mod gpt_oss;
 mod json;
 mod keys;
 mod leading;
+mod lfm2;
 mod llama;
 mod minicpm;
 mod mistral;
@@ -36,7 +37,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 22] = [
+const FAMILIES: [Family; 25] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -58,6 +59,9 @@ const FAMILIES: [Family; 22] = [
     gemma3::TEXT,
     glm4::FAMILY,
     glm4::DIRECTORY,
+    lfm2::FAMILY,
+    lfm2::MIXTURE,
+    lfm2::MIXTURE_GGUF,
     smallthinker::FAMILY,
 ];
 

@@ -16,8 +16,9 @@ pub struct Names {
     /// Names behind the number of a layer, in the order of [`Role`]: norm of attention, q, k, v, output, norm of the FFN, gate, up, down.
     /// Empty where a family has none; q, k and v are the same where they are one tensor.
     pub inside: [&'static str; 9],
-    /// The same for norm of queries, norm of keys, router, sinks, selection bias, norms of the outputs of attention and of the FFN.
-    pub more: [&'static str; 7],
+    /// The same for norm of queries, norm of keys, router, sinks, selection bias, norms of the outputs of attention and of the FFN,
+    /// a convolution's projections, taps and output.
+    pub more: [&'static str; 10],
     /// The same for the shared expert's gate, up, down and router row.
     pub shared: [&'static str; 4],
     /// The experts' tensors of a layer.
@@ -73,7 +74,7 @@ pub const LLAMA: Names = Names {
         "mlp.up_proj",
         "mlp.down_proj",
     ],
-    more: ["self_attn.q_norm", "self_attn.k_norm", "mlp.gate", "", "", "", ""],
+    more: ["self_attn.q_norm", "self_attn.k_norm", "mlp.gate", "", "", "", "", "", "", ""],
     shared: [
         "mlp.shared_expert.gate_proj",
         "mlp.shared_expert.up_proj",
@@ -103,6 +104,9 @@ pub const GGUF: Names = Names {
         "exp_probs_b",
         "post_attention_norm",
         "post_ffw_norm",
+        "shortconv.in_proj",
+        "shortconv.conv",
+        "shortconv.out_proj",
     ],
     shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"],
     experts: ExpertNames {

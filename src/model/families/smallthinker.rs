@@ -24,7 +24,7 @@ const REGLU: Activated = Activated { unsaid: Activation::Relu, gated: true, both
 
 const EXPERT: &str = "block_sparse_moe.experts.";
 const NAMES: Names = Names {
-    more: ["", "", "block_sparse_moe.primary_router", "", "", "", ""],
+    more: ["", "", "block_sparse_moe.primary_router", "", "", "", "", "", "", ""],
     experts: ExpertNames { each: [[EXPERT, ".gate"], [EXPERT, ".up"], [EXPERT, ".down"]], ..LLAMA.experts },
     ..LLAMA
 };

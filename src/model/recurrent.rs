@@ -1,0 +1,76 @@
+//! What a layer that is no attention remembers of a sequence: numbers of a fixed count, which each token replaces.
+
+/// States of earlier lengths that are kept, so that a text can be cut back to one of them.
+pub(super) const SAVED: usize = 4;
+
+/// The state of one layer and sequence.
+#[derive(Default)]
+pub(super) struct Recurrent {
+    /// Behind the positions that are filled.
+    now: Vec<f32>,
+    /// Behind those that the current pass has come to; of no account until it is committed.
+    next: Vec<f32>,
+    /// Whether a pass has begun.
+    begun: bool,
+    /// Behind earlier lengths, in the order of [`super::KvCache`]'s list of them.
+    saved: Vec<Vec<f32>>,
+}
+
+impl Recurrent {
+    /// Of an empty text: `numbers` zeros.
+    pub fn new(numbers: usize) -> Recurrent {
+        Recurrent { now: vec![0.0; numbers], next: vec![0.0; numbers], ..Recurrent::default() }
+    }
+
+    /// Bytes of a state of so many numbers with all that is kept of it.
+    pub const fn bytes_for(numbers: usize) -> u64 {
+        ((2 + SAVED) * numbers * size_of::<f32>()) as u64
+    }
+
+    /// The state that the next tokens of a pass go on from and leave behind. The `first` ones of the pass begin with what is committed.
+    pub fn next(&mut self, first: bool) -> &mut [f32] {
+        if first || !self.begun {
+            self.next.copy_from_slice(&self.now);
+            self.begun = true;
+        }
+        &mut self.next
+    }
+
+    /// The pass has come to its end. Returns whether there was one.
+    pub fn commit(&mut self) {
+        if std::mem::replace(&mut self.begun, false) {
+            std::mem::swap(&mut self.now, &mut self.next);
+        }
+    }
+
+    /// Keeps the state, in place of the oldest where there are [`SAVED`] already.
+    pub fn save(&mut self) {
+        if self.saved.len() == SAVED {
+            self.saved.rotate_left(1);
+            self.saved[SAVED - 1].copy_from_slice(&self.now);
+        } else {
+            self.saved.push(self.now.clone());
+        }
+    }
+
+    /// Becomes the kept state of this number, and forgets later ones.
+    pub fn restore(&mut self, number: usize) {
+        self.now.copy_from_slice(&self.saved[number]);
+        self.begun = false;
+        self.saved.truncate(number + 1);
+    }
+
+    /// Forgets the text.
+    pub fn clear(&mut self) {
+        self.now.fill(0.0);
+        self.begun = false;
+        self.saved.clear();
+    }
+
+    /// Becomes another's state, or the one of this number that it keeps.
+    pub fn copy_from(&mut self, other: &Recurrent, number: Option<usize>) {
+        self.now.copy_from_slice(number.map_or(&other.now, |number| &other.saved[number]));
+        self.begun = false;
+        self.saved.clear();
+    }
+}

@@ -1,0 +1,146 @@
+//! What a published model's tensors say of its layers, and whether all are there.
+
+use super::config::{Ffn, Norm, Positions};
+use super::layer::{Experts, Norms};
+use super::role::Role;
+use super::source::{Source, check_vector};
+use crate::error::{Error, Result};
+use std::collections::HashSet;
+
+impl Source {
+    /// Adds to the configuration what only the tensors of layers show, such as norms of queries and keys: a model that ran without it
+    /// would give wrong answers.
+    pub(super) fn see_forms(&mut self) -> Result<()> {
+        let before = format!("{}{}", self.names.outer, self.names.layer);
+        let inside: HashSet<&str> = self.tensors.iter().filter_map(|t| inside(&t.info.name, &before)).collect();
+        let has = |parts: &[&str]| inside.iter().any(|name| parts.iter().any(|part| name.contains(part)));
+        let form = &mut self.config.form;
+        form.qk_norm |= has(&["attn_q_norm.", ".q_norm.", ".q_layernorm."]);
+        form.sinks |= has(&["attn_sinks", ".sinks"]);
+        if form.sinks && !self.names.has(Role::Sinks) {
+            return Err(Error::bad(&self.path, "", "its attention has sinks, which is supported in a GGUF only"));
+        }
+        if let Some(experts) = &mut form.experts
+            && has(&["exp_probs_b.", "e_score_correction_bias", "feed_forward.expert_bias"])
+        {
+            if !self.names.has(Role::SelectionBias) {
+                let why = "its router has a selection bias, which is supported in a GGUF only; take a GGUF of it";
+                return Err(Error::bad(&self.path, "", why));
+            }
+            experts.selection_bias = true;
+        }
+        if has(&["_exps.bias", "ffn_gate_inp.bias"]) && !form.experts.is_some_and(|experts| experts.biases) {
+            let why = format!("its experts have biases, which is not supported for {}", self.config.family);
+            return Err(Error::bad(&self.path, "", why));
+        }
+        if has(&["_shexp.", "shared_expert"]) && form.experts.is_none_or(|experts| experts.shared.is_none()) {
+            let why = format!("its layers have shared experts, which is not supported for {}", self.config.family);
+            return Err(Error::bad(&self.path, "", why));
+        }
+        if has(&["post_ffw_norm.", "post_feedforward_layernorm."]) {
+            form.norms = if has(&["attn_norm.", "input_layernorm."]) { Norms::Around } else { Norms::After };
+            if !self.names.has(Role::FfnPostNorm) {
+                let why = format!(
+                    "its layers have norms behind attention and FFN, which is not supported for {}",
+                    self.config.family
+                );
+                return Err(Error::bad(&self.path, "", why));
+            }
+        }
+        self.config.check().map_err(|why| Error::bad(&self.path, "", why))
+    }
+
+    /// Checks that every tensor that packing will read is there with its shape, before the first byte is written.
+    pub(super) fn check_all(&self) -> Result<()> {
+        let c = &self.config;
+        let layer_norm = matches!(c.norm, Norm::Layer(_));
+        self.weight(Role::Embed, 0)?;
+        check_vector(self.weight(Role::OutNorm, 0)?)?;
+        if !c.tied {
+            self.weight(Role::Head, 0)?;
+        }
+        if matches!(c.positions, Positions::Learned { .. }) {
+            self.weight(Role::Positions, 0)?;
+        }
+        for layer in 0..c.layers {
+            let (inputs, output) = self.mixer_roles(layer);
+            let mut roles: Vec<Role> = inputs.iter().copied().chain([output]).chain(self.norms()).collect();
+            let attends = c.attention(layer).is_some();
+            roles.extend((!attends).then_some(Role::ConvTaps));
+            if c.form.qk_norm && attends {
+                roles.extend([Role::QNorm, Role::KNorm]);
+            }
+            roles.extend((c.form.sinks && attends).then_some(Role::Sinks));
+            match c.experts(layer) {
+                Some(Experts { count: 0, shared, .. }) => {
+                    roles.extend(shared.iter().flat_map(|_| self.shared_roles(layer)));
+                }
+                Some(experts) => {
+                    self.weight(Role::Router, layer)?;
+                    if experts.selection_bias {
+                        check_vector(self.find(Role::SelectionBias, layer, "bias", &[experts.count])?)?;
+                    }
+                    if experts.biases {
+                        check_vector(self.find(Role::Router, layer, "bias", &[experts.count])?)?;
+                        for role in [Role::Gate, Role::Up, Role::Down] {
+                            check_vector(self.find_expert_biases(role, layer)?)?;
+                        }
+                    }
+                    if let Some(shared) = experts.shared {
+                        roles.extend(self.shared_roles(layer));
+                        roles.extend(shared.weighted.then_some(Role::SharedRouter));
+                    }
+                    for expert in 0..experts.count {
+                        for role in [Role::Gate, Role::Up, Role::Down] {
+                            self.expert(role, layer, expert)?;
+                        }
+                    }
+                }
+                None if c.ffn_kind == Ffn::Plain => roles.extend([Role::Up, Role::Down]),
+                None => roles.extend([Role::Up, Role::Down, Role::Gate]),
+            }
+            for role in roles {
+                let view = self.weight(role, layer)?;
+                let is_small =
+                    matches!(role, Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter | Role::ConvTaps);
+                if is_small || self.norms().any(|norm| norm == role) {
+                    check_vector(view)?;
+                }
+                let biased = match role {
+                    Role::Q | Role::K | Role::V => c.attention_bias,
+                    Role::O => c.output_bias,
+                    Role::AttnNorm | Role::FfnNorm => layer_norm,
+                    Role::Up | Role::Down => c.ffn_bias,
+                    _ => false,
+                };
+                if biased {
+                    check_vector(self.find(role, layer, "bias", &[self.shape(role, layer)[0]])?)?;
+                }
+            }
+        }
+        if layer_norm {
+            check_vector(self.find(Role::OutNorm, 0, "bias", &[c.hidden])?)?;
+        }
+        self.check_vocabulary()
+    }
+
+    /// Checks that every token has an embedding. There may be more embeddings: they are padding.
+    fn check_vocabulary(&self) -> Result<()> {
+        let Some(tokenizer) = &self.tokenizer else { return Ok(()) };
+        let (tokens, rows) = (tokenizer.vocab_len(&self.path)?, self.config.vocab);
+        if tokens <= rows {
+            return Ok(());
+        }
+        let why = format!(
+            "the tokenizer has {tokens} tokens and the model {rows} rows of embeddings: it belongs to another model, or \
+             tokens were added that the model does not know; take the tokenizer that was published with it"
+        );
+        Err(Error::bad(&self.path, "vocabulary", why))
+    }
+}
+
+/// A tensor's name behind the number of its layer, where it begins with `before` and a number.
+fn inside<'a>(name: &'a str, before: &str) -> Option<&'a str> {
+    let (number, rest) = name.strip_prefix(before)?.split_once('.')?;
+    number.bytes().all(|byte| byte.is_ascii_digit()).then_some(rest)
+}
