@@ -30,9 +30,10 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 21] = [
+const DIRECTORIES: [&str; 23] = [
     "bamboo",
     "falcon",
+    "ernie4.5-moe",
     "falcon-40b",
     "gemma3",
     "glm4-moe",
@@ -51,6 +52,7 @@ const DIRECTORIES: [&str; 21] = [
     "qwen3",
     "qwen3-moe",
     "smallthinker",
+    "smollm3",
     "turbosparse-mixtral",
 ];
 

@@ -37,7 +37,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 55] = [
+const MODELS: [(&str, &str); 61] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -93,6 +93,12 @@ const MODELS: [(&str, &str); 55] = [
     ("lfm2.gguf", "lfm2"),
     ("lfm2-moe", "lfm2-moe"),
     ("lfm2-moe.gguf", "lfm2-moe"),
+    ("ernie4.5-moe", "ernie4.5-moe"),
+    ("ernie4.5-moe.gguf", "ernie4.5-moe"),
+    ("dots1", "dots1"),
+    ("dots1.gguf", "dots1"),
+    ("smollm3", "smollm3"),
+    ("smollm3.gguf", "smollm3"),
 ];
 
 #[test]

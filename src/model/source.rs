@@ -289,19 +289,25 @@ impl Source {
         let transposed = role == Role::Down && part == "weight" && self.down_by_neuron(layer);
         let stem = if transposed { format!("blk.{layer}.ffn_down_t") } else { self.names.of(role, layer) };
         let wanted: Vec<usize> = if transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
-        match self.tensors.get(&format!("{stem}.{part}")) {
+        match self.tensor(&stem, part) {
             // One row is a vector for converters.
             Some(view) if role == Role::SharedRouter && view.info.shape == wanted[1..] => Ok(view),
+            // Of one group.
+            Some(view) if role == Role::SelectionBias && view.info.shape == [1, wanted[0]] => Ok(view),
             // A filter for each channel, of one channel.
             Some(view) if role == Role::ConvTaps && view.info.shape == [wanted[0], 1, wanted[1]] => Ok(view),
             _ => self.find_named(&stem, part, &wanted),
         }
     }
 
+    /// A tensor by its name and part; a directory's selection bias is a name of its own.
+    fn tensor(&self, stem: &str, part: &str) -> Option<TensorView<'_>> {
+        self.tensors.get(&format!("{stem}.{part}")).or_else(|| self.tensors.get(&format!("{stem}_{part}")))
+    }
+
     pub(super) fn find_named(&self, stem: &str, part: &str, wanted: &[usize]) -> Result<TensorView<'_>> {
         let name = format!("{stem}.{part}");
-        // A directory's selection bias is a name of its own.
-        let view = match self.tensors.get(&name).or_else(|| self.tensors.get(&format!("{stem}_{part}"))) {
+        let view = match self.tensor(stem, part) {
             Some(view) => view,
             None => return Err(Error::bad(&self.path, name, "the tensor is missing")),
         };

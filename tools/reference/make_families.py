@@ -68,12 +68,27 @@ CONFIGS["lfm2-moe"] = {k: v for k, v in LFM2.items() if not k.startswith(("block
     "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "intermediate_size": 96,
     "moe_intermediate_size": 32, "norm_topk_prob": True, "num_dense_layers": 2, "num_experts": 8, "num_experts_per_tok": 3,
     "routed_scaling_factor": 1.0, "use_expert_bias": True}
+# As baidu/ERNIE-4.5-21B-A3B: neighbouring rows are rotated, a softmax router with a selection bias.
+CONFIGS["ernie4.5-moe"] = common(
+    "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", hidden_act="silu", moe_intermediate_size=32, moe_k=2,
+    moe_layer_end_index=1, moe_layer_interval=1, moe_layer_start_index=1, moe_num_experts=6, moe_num_shared_experts=2,
+    num_hidden_layers=2, pad_token_id=0, rms_norm_eps=1e-05, rope_scaling=None, rope_theta=500000.0, use_bias=False)
+# As rednote-hilab/dots.llm1.inst: normed queries and keys.
+CONFIGS["dots1"] = common(
+    "dots1", "Dots1ForCausalLM", first_k_dense_replace=1, head_dim=16, hidden_act="silu", moe_intermediate_size=32,
+    n_group=1, n_routed_experts=6, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=2, num_hidden_layers=2,
+    rope_scaling=None, rope_theta=10000000, routed_scaling_factor=2.5, tie_word_embeddings=False, topk_group=1)
+# As HuggingFaceTB/SmolLM3-3B: every fourth layer knows no positions.
+CONFIGS["smollm3"] = common(
+    "smollm3", "SmolLM3ForCausalLM", hidden_act="silu", max_window_layers=5, mlp_bias=False, no_rope_layer_interval=4,
+    no_rope_layers=[1, 1, 1, 0, 1], num_hidden_layers=5, pad_token_id=0, rope_scaling=None, rope_theta=5000000.0, use_sliding_window=False)
 SHARES_WEIGHTS = {"gemma3-27b": "gemma3"}
 # Changes of the configuration that a wrong implementation amounts to.
 MISTAKES = {
     "gemma3": {"no window": {"sliding_window": 4096}, "one rotation": {"rope_local_base_freq": 1e6},
                "no scaling": {"rope_scaling": None}},
     "gemma3-27b": {"queries by the head's size": {"query_pre_attn_scalar": 16}},
+    "ernie4.5-moe": {}, "dots1": {"no scale": {"routed_scaling_factor": 1.0}}, "smollm3": {"rotation everywhere": {"no_rope_layers": [1] * 5}},
     "lfm2": {}, "lfm2-moe": {"weights not normalised": {"norm_topk_prob": False}},
     "glm4-moe": {"whole heads rotated": {"partial_rotary_factor": 1.0}, "no scale": {"routed_scaling_factor": 1.0},
                  "weights not normalised": {"norm_topk_prob": False}},
@@ -112,7 +127,7 @@ def reference(cfg, **changes):
     config._attn_implementation = config._experts_implementation = "eager"
     model = cls(config).double().eval()
     for module in model.modules():
-        if hasattr(module, "e_score_correction_bias") or type(module).__name__ == "Lfm2MoeTopKRouter":
+        if type(module).__name__.endswith(("TopKRouter", "TopkRouter")):
             module.register_forward_hook(seen_by_router)
     return model
 
@@ -121,8 +136,11 @@ GAPS = []  # distances of the last biased score that was taken from the first th
 
 
 def seen_by_router(router, given, out):
-    bias = given[1] if len(given) > 1 else router.e_score_correction_bias
-    scores = out[0].sigmoid() + bias
+    if hasattr(router, "moe_statics"):
+        scores = router.moe_statics(out[0].softmax(-1))
+    else:
+        bias = given[1] if len(given) > 1 else router.e_score_correction_bias
+        scores = out[0].sigmoid() + bias
     best = scores.sort(-1, descending=True).values
     GAPS.append(float((best[..., router.top_k - 1] - best[..., router.top_k]).min()))
 
@@ -201,12 +219,14 @@ def make_model(name, seed):
 
 # ------------------------------------------------------------------ GGUF
 GGUFS = {"gemma3": ("gemma3", "gemma3"), "glm4-moe": ("glm4-moe", "glm4moe"),
+         "ernie4.5-moe": ("ernie4.5-moe", "ernie4_5-moe"), "smollm3": ("smollm3", "smollm3"),
+         "dots1": ("dots1", "dots1"),
          "lfm2": ("lfm2", "lfm2"), "lfm2-moe": ("lfm2-moe", "lfm2moe")}  # name of the file -> (model directory, architecture)
 
 INSIDE = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate": "ffn_gate_inp", "mlp.gate.e_score_correction": "exp_probs_b",
+    "mlp.gate": "ffn_gate_inp", "mlp.gate.moe_statics.e_score_correction": "exp_probs_b", "mlp.gate.e_score_correction": "exp_probs_b",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp", "mlp.experts.down_proj": "ffn_down_exps", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
@@ -227,6 +247,10 @@ def gguf_tensors(cfg, weights):
     for name, x in weights.items():
         if ".experts." in name and not name.endswith(".weight"):
             name += ".weight"
+        if (h := base.heads_of(name, cfg)) and cfg["model_type"] == "smollm3":
+            x = base.permute(x, h)
+        if "moe_statics" in name:
+            x = x.squeeze(0)
         if name.endswith("conv.conv.weight"):
             x = x.squeeze(1)
         if name.endswith(("e_score_correction_bias", "expert_bias")):
@@ -242,7 +266,9 @@ def gguf_tensors(cfg, weights):
                 gate, up = np.split(x, 2, axis=1)
                 out |= {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
             else:
-                out[f"blk.{layer}.{INSIDE[rest]}.{kind}"] = x
+                # The FFN's norm has its usual name but in GLM, where it stands for what it is in Gemma.
+                usual = rest == "post_attention_layernorm" and not cfg["model_type"].startswith(("gemma3", "glm4"))
+                out[f"blk.{layer}.{'ffn_norm' if usual else INSIDE[rest]}.{kind}"] = x
     return out
 
 
@@ -268,10 +294,26 @@ def make_gguf(name):
             w.add_shortconv_l_cache(cfg["conv_L_cache"])
         else:
             w.add_head_count_kv(cfg["num_key_value_heads"])
-            w.add_key_length(cfg["head_dim"])
-            w.add_value_length(cfg["head_dim"])
+            if "head_dim" in cfg:
+                w.add_key_length(cfg["head_dim"])
+                w.add_value_length(cfg["head_dim"])
         w.add_layer_norm_rms_eps(cfg.get("rms_norm_eps", cfg.get("norm_eps")))
         w.add_rope_freq_base(cfg["rope_theta"])
+        if arch == "dots1":
+            w.add_leading_dense_block_count(cfg["first_k_dense_replace"])
+            w.add_expert_count(cfg["n_routed_experts"])
+            w.add_expert_used_count(cfg["num_experts_per_tok"])
+            w.add_expert_shared_count(cfg["n_shared_experts"])
+            w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
+            w.add_expert_weights_scale(cfg["routed_scaling_factor"])
+            w.add_expert_weights_norm(cfg["norm_topk_prob"])
+            w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        if arch == "ernie4_5-moe":
+            w.add_leading_dense_block_count(cfg["moe_layer_start_index"])
+            w.add_expert_count(cfg["moe_num_experts"])
+            w.add_expert_used_count(cfg["moe_k"])
+            w.add_expert_shared_count(cfg["moe_num_shared_experts"])
+            w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
         if arch == "lfm2moe":
             w.add_leading_dense_block_count(cfg["num_dense_layers"])
             w.add_expert_count(cfg["num_experts"])

@@ -1,10 +1,12 @@
 //! GLM-4.5 to 4.7: a mixture of DeepSeek's kind with biases on queries, keys and values, and half of each head rotated.
 
+use super::Family;
 use super::json::Fields;
+use super::leading::{self, Router};
 use super::names::{GGUF, LLAMA, Names, QkvRows};
-use super::{Family, leading};
 use crate::error::Result;
 use crate::model::config::{ModelConfig, Positions};
+use crate::model::layer::Scoring;
 use crate::model::role::Role;
 use serde_json::Value;
 
@@ -12,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
     name: "glm4moe",
     known_as: "glm4moe",
     config_json: |c| Err(c.bad("model_type", "is the name of GGUFs; a directory's is glm4_moe")),
-    gguf: Some(leading::gguf),
+    gguf: Some(|k| leading::gguf(k, ROUTER)),
     tensors: |config, _| names(config),
     gguf_tensors: |config| {
         let mut names = Names { qkv: halves(config), ..GGUF };
@@ -25,6 +27,8 @@ pub(super) const FAMILY: Family = Family {
 pub(super) const DIRECTORY: Family =
     Family { name: "glm4_moe", known_as: "glm4_moe", config_json, gguf: None, ..FAMILY };
 
+const ROUTER: Router = Router::usually(Scoring::Sigmoid);
+
 /// Of a head this part is rotated where the file does not say it.
 const ROTATED: f64 = 0.5;
 
@@ -34,7 +38,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
     let said = [whole.get_mut(key).map(Value::take), whole["rope_parameters"].get_mut(key).map(Value::take)];
     let factor = said.iter().flatten().find_map(Value::as_f64).unwrap_or(ROTATED);
     let c = &Fields { json: &whole, ..*c };
-    let config = leading::config_json(c, "glm4_moe")?;
+    let config = leading::config_json(c, "glm4_moe", ROUTER)?;
     let rotated = (config.head_dim as f64 * factor) as usize;
     let positions = leading::rotation(config.head_dim, rotated, c.rope_theta()?).map_err(|why| c.bad(key, why))?;
     // The biases that the file speaks of are those of queries, keys and values.
@@ -44,7 +48,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
 fn names(config: &ModelConfig) -> Names {
     let mut names = Names { qkv: halves(config), ..LLAMA };
     names.more[Role::SelectionBias as usize - Role::QNorm as usize] = "mlp.gate.e_score_correction";
-    names.shared = ["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj", ""];
+    names.shared = leading::SHARED;
     names
 }
 

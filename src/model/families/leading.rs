@@ -18,22 +18,36 @@ struct Beside {
     width: usize,
 }
 
-/// A sigmoid for each expert.
-const SIGMOID: Routing = Routing { scoring: Scoring::Sigmoid, normalised: true, reads: RouterInput::FfnNorm };
+/// How a family's router makes weights where its files do not say it.
+#[derive(Clone, Copy)]
+pub(super) struct Router(Scoring);
+
+impl Router {
+    /// Scores of this kind, and weights that are divided by their sum.
+    pub const fn usually(scoring: Scoring) -> Router {
+        Router(scoring)
+    }
+}
+
+/// What directories of this kind call a shared expert's gate, up and down.
+pub(super) const SHARED: [&str; 4] =
+    ["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj", ""];
 
 /// A GGUF's mixture. Part of a head is rotated, in halves, where `rope.dimension_count` says so.
-pub(super) fn gguf(k: &Keys) -> Result<ModelConfig> {
+pub(super) fn gguf(k: &Keys, Router(usual): Router) -> Result<ModelConfig> {
     let scoring = match k.size("expert_gating_func")? {
         // The first files lack the key.
-        None | Some(0 | 2) => Scoring::Sigmoid,
+        None | Some(0) => usual,
         Some(1) => Scoring::Softmax,
+        Some(2) => Scoring::Sigmoid,
         Some(other) => {
             return Err(k.bad("expert_gating_func", format!("is {other}; known are 1 (softmax) and 2 (sigmoid)")));
         }
     };
     let normalised = k.flag("expert_weights_norm")?.unwrap_or(true);
     let positions = partial_rotary(k)?;
-    let config = k.routed(Some(positions), Activated::SILU, Routing { scoring, normalised, ..SIGMOID })?;
+    let config =
+        k.routed(Some(positions), Activated::SILU, Routing { scoring, normalised, reads: RouterInput::FfnNorm })?;
     let layers = k.layer_count()?;
     // Blocks that predict later tokens stand behind the others.
     let more = k.size("nextn_predict_layers")?.unwrap_or(0);
@@ -54,10 +68,11 @@ pub(super) fn gguf(k: &Keys) -> Result<ModelConfig> {
 }
 
 /// A directory's mixture.
-pub(super) fn config_json(c: &Fields, family: &str) -> Result<ModelConfig> {
+pub(super) fn config_json(c: &Fields, family: &str, Router(scoring): Router) -> Result<ModelConfig> {
     let normalised = c.flag("norm_topk_prob")?.unwrap_or(true);
     let keys = ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"];
-    let config = c.mixture(family, Activated::SILU, keys, Routing { normalised, ..SIGMOID })?;
+    let config =
+        c.mixture(family, Activated::SILU, keys, Routing { scoring, normalised, reads: RouterInput::FfnNorm })?;
     let beside = Beside {
         groups: [c.optional_size("n_group")?.unwrap_or(0), c.optional_size("topk_group")?.unwrap_or(0)],
         scale: c.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,

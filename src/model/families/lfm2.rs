@@ -2,11 +2,12 @@
 
 use super::json::Fields;
 use super::keys::Keys;
+use super::leading::{self, Router};
 use super::names::{ExpertNames, GGUF, LLAMA, Names};
-use super::{Activated, Family, leading};
+use super::{Activated, Family};
 use crate::error::Result;
 use crate::model::config::ModelConfig;
-use crate::model::layer::{LayerForm, OwnFfn, OwnForm};
+use crate::model::layer::{LayerForm, OwnFfn, OwnForm, Scoring};
 use serde_json::Value;
 
 pub(super) const FAMILY: Family = Family {
@@ -21,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
 pub(super) const MIXTURE: Family = Family {
     name: "lfm2_moe",
     known_as: "lfm2_moe",
-    config_json: |c| config_json(c, "lfm2_moe", |c| leading::config_json(c, "lfm2_moe")),
+    config_json: |c| config_json(c, "lfm2_moe", |c| leading::config_json(c, "lfm2_moe", ROUTER)),
     gguf: None,
     ..FAMILY
 };
@@ -32,12 +33,14 @@ pub(super) const MIXTURE_GGUF: Family = Family {
     known_as: "lfm2moe",
     // A scale of the experts' weights in the file is of no account there.
     gguf: Some(|k| {
-        let mut config = gguf(k, leading::gguf(k)?)?;
+        let mut config = gguf(k, leading::gguf(k, ROUTER)?)?;
         config.form.experts.iter_mut().for_each(|experts| experts.scale = 1.0);
         Ok(config)
     }),
     ..MIXTURE
 };
+
+const ROUTER: Router = Router::usually(Scoring::Sigmoid);
 
 const NAMES: Names = {
     let mut names = LLAMA;

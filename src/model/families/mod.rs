@@ -4,6 +4,8 @@
 
 mod activated;
 mod bamboo;
+mod dots1;
+mod ernie4_5;
 mod falcon;
 mod family;
 mod gemma3;
@@ -22,6 +24,7 @@ mod opt;
 mod qwen2;
 mod qwen3;
 mod smallthinker;
+mod smollm3;
 
 pub use activated::says_drelu;
 pub use family::Family;
@@ -37,7 +40,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 25] = [
+const FAMILIES: [Family; 30] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -62,6 +65,11 @@ const FAMILIES: [Family; 25] = [
     lfm2::FAMILY,
     lfm2::MIXTURE,
     lfm2::MIXTURE_GGUF,
+    dots1::FAMILY,
+    ernie4_5::FAMILY,
+    ernie4_5::MIXTURE,
+    ernie4_5::MIXTURE_GGUF,
+    smollm3::FAMILY,
     smallthinker::FAMILY,
 ];
 

@@ -1,0 +1,23 @@
+//! dots.llm1: a mixture of DeepSeek's kind with normed queries and keys.
+
+use super::Family;
+use super::leading::{self, Router};
+use super::names::{GGUF, LLAMA, Names};
+use crate::model::layer::Scoring;
+use crate::model::role::Role;
+
+pub(super) const FAMILY: Family = Family {
+    name: "dots1",
+    known_as: "dots1",
+    config_json: |c| leading::config_json(c, "dots1", Router::usually(Scoring::Sigmoid)),
+    gguf: Some(|k| leading::gguf(k, Router::usually(Scoring::Sigmoid))),
+    tensors: |_, _| NAMES,
+    gguf_tensors: |_| GGUF,
+};
+
+const NAMES: Names = {
+    let mut names = LLAMA;
+    names.more[Role::SelectionBias as usize - Role::QNorm as usize] = "mlp.gate.e_score_correction";
+    names.shared = leading::SHARED;
+    names
+};
