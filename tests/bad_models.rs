@@ -515,7 +515,7 @@ fn what_a_family_does_not_do_is_refused_by_name() {
         (
             "mistral",
             json!({"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
-            "config.json: 3 numbers say which of 2 layers are windowed",
+            "config.json: layer_types: names 3 layers of 2",
         ),
         ("qwen3-moe", json!({"num_experts_per_tok": 9}), "config.json: 9 experts for a token, of 8 that there are"),
         ("qwen3-moe", json!({"num_experts_per_tok": 0}), "config.json: 0 experts for a token, of 8 that there are"),
@@ -565,6 +565,24 @@ fn what_a_family_does_not_do_is_refused_by_name() {
             "config.json: intermediate_size: is a list of something that is not a whole number",
         ),
         ("llama", json!({"intermediate_size": [96, 96, 48]}), "config.json: 3 FFN sizes for 2 layers"),
+        ("gemma3", json!({"final_logit_softcapping": 30.0}), "config.json: final_logit_softcapping: is 30; no softcap"),
+        ("gemma3", json!({"layer_types": ["full_attention"]}), "config.json: layer_types: names 1 layers of 7"),
+        ("gemma3", json!({"query_pre_attn_scalar": 0}), "queries are multiplied by inf; it must be 0.01 to 100"),
+        ("glm4-moe", json!({"rope_scaling": {"type": "linear", "factor": 4.0}}), "config.json: rope_scaling: is {"),
+        ("glm4-moe", json!({"partial_rotary_factor": 0.45}), "config.json: partial_rotary_factor: is 7; it must be"),
+        ("glm4-moe", json!({"first_k_dense_replace": 9}), "no layer of a mixture has experts"),
+        ("glm4-moe", json!({"n_group": 3}), "3 groups of 8 experts"),
+        ("lfm2", json!({"layer_types": ["conv"]}), "config.json: layer_types: names 1 layers of 5"),
+        ("lfm2", json!({"layer_types": ["conv", "conv", "conv", "conv", "conv"]}), "no layer has attention"),
+        ("lfm2", json!({"conv_L_cache": 1}), "a convolution reads 1 positions; it must be 2 to 64"),
+        ("lfm2", json!({"block_ffn_dim_multiplier": 1e300}), "config.json: block_ffn_dim_multiplier: is too large"),
+        ("lfm2", json!({"conv_bias": true}), "config.json: conv_bias: is true; only false is supported"),
+        (
+            "ernie4.5-moe",
+            json!({"moe_layer_interval": 2}),
+            "config.json: moe_layer_interval: is 2; only 1 is supported",
+        ),
+        ("smollm3", json!({"no_rope_layers": [1, 0]}), "2 numbers say which of 5 layers are rotated"),
     ];
     for (model, changes, want) in cases {
         assert_says(&config_refusal(model, changes.clone()), &[want], &format!("{model} {changes}"));
@@ -587,7 +605,7 @@ fn parts_of_a_layer_that_only_tensors_tell_of_are_refused() {
     let cases = [
         ("blk.0.attn_q_norm.weight", "blk.0.attn_k_norm.weight: the tensor is missing"),
         ("blk.0.attn_sinks.weight", "blk.0.attn_sinks.weight: has shape [16], the model's configuration needs [4]"),
-        ("blk.0.post_ffw_norm.weight", ": its layers have norms before and after attention and FFN, which is not"),
+        ("blk.0.post_ffw_norm.weight", "blk.0.post_attention_norm.weight: the tensor is missing"),
     ];
     for (name, want) in cases {
         let message = gguf_refusal("llama.gguf", "model.gguf", name, |f| f.tensors.push(extra(name)));
@@ -597,7 +615,7 @@ fn parts_of_a_layer_that_only_tensors_tell_of_are_refused() {
         f.tensors.push(extra("blk.0.post_ffw_norm.weight"));
         f.drop_tensor("blk.0.attn_norm.weight")
     });
-    assert_says(&after, &[": its layers have norms after attention and FFN, which is not supported"], "norms after");
+    assert_says(&after, &["blk.0.attn_norm.weight: the tensor is missing"], "norms after");
 }
 
 #[test]

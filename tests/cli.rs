@@ -303,6 +303,21 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
     let odd = || OsString::from_vec(b"o\xffd".to_vec());
     assert_eq!(place.run(&[odd()]).code, 2);
     assert_eq!(place.run(&["run".into(), OsString::from(&model), odd()]).code, 2);
+    // Layers may differ from the first one.
+    for (name, says) in [
+        ("glm4-moe.gguf", "8 experts of 32 neurons a layer, 3 for a token and one of 32 for all"),
+        ("lfm2-moe.gguf", "3 layers have a short convolution instead"),
+        ("gemma3.gguf", "gelu_tanh"),
+    ] {
+        let shown = place.run(&["show".to_owned(), fixture(name)]);
+        assert!(shown.code == 0 && shown.out.contains(says), "{name}: {}{}", shown.out, shown.err);
+        if name != "gemma3.gguf" {
+            let planned = place.run(&["plan".to_owned(), fixture(name), "--vram".into(), "2MiB".into()]);
+            assert!(planned.code == 0 && planned.out.contains("(100.0 %)"), "{name}: {}{}", planned.out, planned.err);
+        }
+        let run = place.run(&["run".to_owned(), fixture(name), "Once".into(), "-n3".into(), "--ignore-eos".into()]);
+        assert_eq!(run.code, 0, "{name}: {}", run.err);
+    }
     let link = place.path().join(odd());
     std::os::unix::fs::symlink(&model, &link).unwrap();
     assert_eq!(place.run(&["run".as_ref(), link.as_os_str(), "x".as_ref(), "-n2".as_ref()]).code, 0);

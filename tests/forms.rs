@@ -59,6 +59,10 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
             _ => {}
         }
     }
+    // Some layer has attention.
+    if own.iter().filter(|own| own.convolution.is_some()).count() == layers {
+        own.pop();
+    }
     let flags = |prng: &mut Prng| (0..layers).map(|_| prng.below(2) == 0).collect::<Vec<_>>();
     ModelConfig {
         family: "llama".into(),

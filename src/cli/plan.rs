@@ -281,7 +281,7 @@ fn conclusion(args: &Args, plan: &Plan, subject: &Subject, expected: &Estimate) 
     let sentence = format!(
         "\nplan: {} on the device hold {:.0} % of the {units}, for at most {:.1} tokens/s\n",
         super::human_bytes(plan.budget_bytes),
-        100.0 * slots as f64 / (c.layers * c.movable()).max(1) as f64,
+        100.0 * slots as f64 / (c.movable_layers() * c.movable()).max(1) as f64,
         expected.tokens_per_s
     );
     let Some(model) = args.what.model.as_ref() else { return sentence };
@@ -359,14 +359,14 @@ fn pinned(bytes: u64, free: Option<u64>) -> String {
 
 /// What placements of experts reach that do not change: whole layers, and the most frequent ones. An expert counts as a neuron elsewhere.
 fn fixed_split(slots: usize, c: &ModelConfig) -> String {
-    let (layers, share) = (slots / c.clusters(), slots as f64 / (c.layers * c.clusters()) as f64);
+    let (layers, share) = (slots / c.clusters(), slots as f64 / (c.movable_layers() * c.clusters()) as f64);
     // A power law by which 40 % make 80 %.
     let skewed = share.powf(0.8f64.ln() / 0.4f64.ln());
     format!(
         "a fixed split computes on the device: of whole layers ({layers} of {}) {:.1} % of the uses; of the most frequent experts {:.1} % if \
          all are used alike, {:.1} % if 40 % of them make 80 %\n",
-        c.layers,
-        100.0 * layers as f64 / c.layers as f64,
+        c.movable_layers(),
+        100.0 * layers as f64 / c.movable_layers() as f64,
         100.0 * share,
         100.0 * skewed
     )
@@ -489,8 +489,8 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
         slots[0],
         slots[slots.len() - 1],
         slots[slots.len() / 2],
-        c.layers * c.movable(),
-        share(all as u64, (c.layers * c.movable()) as u64),
+        c.movable_layers() * c.movable(),
+        share(all as u64, (c.movable_layers() * c.movable()) as u64),
         slots.iter().filter(|&&s| s > 0).count(),
         if c.form.experts.is_some_and(|e| !e.by_neuron) { fixed_split(all, c) } else { String::new() },
         share(plan.objective, d.total_impact),

@@ -136,7 +136,7 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
     } else if let Some((path, profile)) = profile {
         let counts: Vec<Vec<u64>> = (0..layers).map(|layer| profile.counts(layer)).collect();
         let (active, tokens) = (counts.iter().flatten().sum::<u64>() as f64, profile.tokens());
-        let share = active / (tokens.max(1) as f64 * (layers * clusters) as f64);
+        let share = active / (tokens.max(1) as f64 * (model.config.movable_layers() * clusters) as f64);
         (counts, tokens, format!("{tokens} tokens of {}", path.display()), share)
     } else {
         let (of, what) = match on_device {

@@ -172,7 +172,7 @@ pub fn run(args: Args) -> Result<()> {
             let (bytes, fingerprint) = (model.file_bytes(), model.fingerprint().to_owned());
             let store = model.path().to_owned();
             let types = model.store().map(types_of_store).unwrap_or_default();
-            let block = model.layers[0].ffn.cluster_bytes();
+            let block = model.layers.iter().map(|layer| layer.ffn.cluster_bytes()).max().unwrap_or(0);
             let block_checksums = model.store().is_some_and(NeuronStore::has_block_checksums);
             let shown =
                 describe(path, Some(store), (model.quant, block), types, bytes, fingerprint, tokenizer, model.config);
@@ -182,9 +182,11 @@ pub fn run(args: Args) -> Result<()> {
             let source = Source::open(&path, args.activation)?;
             let options = ModelOptions { activation: args.activation, ..ModelOptions::new(&path) };
             let in_place = options.in_place()?.is_some();
+            let routed = (0..source.config.layers).find(|&layer| source.config.movable_of(layer) > 0);
             let (quant, block, bytes) = match source.config.form.experts {
                 Some(_) => {
-                    let [gate, up, down] = [Role::Gate, Role::Up, Role::Down].map(|role| source.expert(role, 0, 0));
+                    let layer = routed.expect("a mixture has a layer with experts");
+                    let [gate, up, down] = [Role::Gate, Role::Up, Role::Down].map(|role| source.expert(role, layer, 0));
                     let (gate, up, down) = (gate?, up?, down?);
                     let expert = gate.data.len() + up.data.len() + down.data.len();
                     (Quant::of_source(up.view.info.dtype), expert as u64, source.tensor_bytes())
@@ -288,9 +290,10 @@ fn describe(
         bytes,
         parameters: config.parameters(),
         neuron_block_bytes: block,
-        ffn_share: block as f64 * (config.clusters() * config.layers) as f64 / bytes as f64,
+        ffn_share: block as f64 * (config.clusters() * config.movable_layers()) as f64 / bytes as f64,
         block_checksums: false,
-        kv_bytes_per_token: KvCache::bytes_for(&config, 1, KvType::F16),
+        // What a context of one more token takes; states take the same for any.
+        kv_bytes_per_token: KvCache::bytes_for(&config, 2, KvType::F16) - KvCache::bytes_for(&config, 1, KvType::F16),
         fingerprint,
         tokenizer: tokenizer.as_ref().map(|t| match t.model {
             ModelSpec::HfJson { .. } => "tokenizer.json",
@@ -311,6 +314,44 @@ fn checksums(shown: &Shown) -> Option<&'static str> {
     })
 }
 
+/// What a layer's FFN is.
+fn ffn_text(shown: &Shown) -> String {
+    let c = &shown.config;
+    let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
+    let dense = match c.layers - c.movable_layers() {
+        0 => String::new(),
+        some => format!("; {some} layers have none"),
+    };
+    match (c.form.experts, shown.in_place) {
+        (Some(clusters), _) if !clusters.routed() => format!(
+            "{} clusters of {} neurons a layer, {}; {} a cluster, {:.0} % of the file",
+            clusters.count,
+            c.ffn,
+            c.activation,
+            super::human_bytes(shown.neuron_block_bytes),
+            100.0 * shown.ffn_share
+        ),
+        (Some(experts), _) => format!(
+            "{} experts of {} neurons a layer, {} for a token{}, {}; {} an expert, {:.0} % of the file{dense}",
+            experts.count,
+            c.ffn,
+            experts.used,
+            experts.shared.map_or(String::new(), |shared| format!(" and one of {} for all", shared.width)),
+            c.activation,
+            super::human_bytes(shown.neuron_block_bytes),
+            100.0 * shown.ffn_share
+        ),
+        (None, true) => format!("{} neurons a layer, {} ({sparse})", c.ffn, c.activation),
+        (None, false) => format!(
+            "{} neurons a layer, {} ({sparse}), {} a neuron block, {:.0} % of the file",
+            c.ffn,
+            c.activation,
+            super::human_bytes(shown.neuron_block_bytes),
+            100.0 * shown.ffn_share
+        ),
+    }
+}
+
 fn table(shown: &Shown) -> String {
     let c = &shown.config;
     let size = super::human_bytes(shown.bytes);
@@ -324,7 +365,6 @@ fn table(shown: &Shown) -> String {
         [] => state,
         copies => format!("{state}; other packed copies: {}", printable(&copies.join(", "))),
     };
-    let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
     let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
     let named = if shown.types.len() > 2 { PARTS } else { PARTS_OF_ONE };
     let of_type = |t: &TypeShown| {
@@ -339,6 +379,10 @@ fn table(shown: &Shown) -> String {
         format!("{} {} in {} tensors ({})", t.name, super::human_bytes(t.bytes), t.tensors, printable(&parts))
     };
     let types = shown.types.iter().map(of_type).collect::<Vec<_>>().join("\n");
+    let convolved = match c.layers - c.attentions().count() {
+        0 => String::new(),
+        some => format!("; {some} layers have a short convolution instead"),
+    };
     let rows: [(&str, String); 13] = [
         ("model", printable(&c.name)),
         ("path", printable(&shown.path)),
@@ -347,38 +391,11 @@ fn table(shown: &Shown) -> String {
         ("types", format!("{:.2} bits a weight\n{types}", shown.bits_per_weight)),
         ("parameters", format!("{:.3} B", shown.parameters as f64 / 1e9)),
         ("layers", format!("{} of hidden size {}", c.layers, c.hidden)),
-        ("attention", format!("{} heads of {}, {} key/value heads{window}", c.heads, c.head_dim, c.kv_heads)),
         (
-            "FFN",
-            match (c.form.experts, shown.in_place) {
-                (Some(clusters), _) if !clusters.routed() => format!(
-                    "{} clusters of {} neurons a layer, {}; {} a cluster, {:.0} % of the file",
-                    clusters.count,
-                    c.ffn,
-                    c.activation,
-                    super::human_bytes(shown.neuron_block_bytes),
-                    100.0 * shown.ffn_share
-                ),
-                (Some(experts), _) => format!(
-                    "{} experts of {} neurons a layer, {} for a token{}, {}; {} an expert, {:.0} % of the file",
-                    experts.count,
-                    c.ffn,
-                    experts.used,
-                    experts.shared.map_or(String::new(), |shared| format!(" and one of {} for all", shared.width)),
-                    c.activation,
-                    super::human_bytes(shown.neuron_block_bytes),
-                    100.0 * shown.ffn_share
-                ),
-                (None, true) => format!("{} neurons a layer, {} ({sparse})", c.ffn, c.activation),
-                (None, false) => format!(
-                    "{} neurons a layer, {} ({sparse}), {} a neuron block, {:.0} % of the file",
-                    c.ffn,
-                    c.activation,
-                    super::human_bytes(shown.neuron_block_bytes),
-                    100.0 * shown.ffn_share
-                ),
-            },
+            "attention",
+            format!("{} heads of {}, {} key/value heads{window}{convolved}", c.heads, c.head_dim, c.kv_heads),
         ),
+        ("FFN", ffn_text(shown)),
         ("vocabulary", format!("{}{}", c.vocab, if c.tied { ", head tied to the embedding" } else { "" })),
         ("context", format!("{}, {} of KV a token", c.context, super::human_bytes(shown.kv_bytes_per_token))),
         (

@@ -64,11 +64,11 @@ pub(super) struct Buffers {
     pub residual: Vec<f32>,
     /// `[n, hidden]`
     pub normed: Vec<f32>,
-    /// `[n, qkv_dim]`
+    /// What a layer's input matrices make, `[n, rows]` ([`crate::model::layer::Mixer::rows`]).
     pub qkv: Vec<f32>,
-    /// Products in a file's order, `[n, qkv_dim]`.
+    /// Products in a file's order, `[n, rows]`.
     pub unordered: Vec<f32>,
-    /// `[n, q_dim]`
+    /// What a layer's output matrix reads, `[n, cols]`.
     pub attended: Vec<f32>,
     /// `[n, hidden]`
     pub projected: Vec<f32>,

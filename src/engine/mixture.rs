@@ -11,7 +11,7 @@ use crate::predictor::Tools;
 pub(super) fn mixture<'a>(pass: &Pass<'a, '_>, l: usize) -> (Experts, &'a ExpertWeights) {
     match (pass.model.config.form.experts, &pass.model.layers[l].ffn) {
         (Some(experts), FfnWeights::Experts(weights)) => (experts, weights),
-        _ => unreachable!("a mixture has experts in every layer"),
+        _ => unreachable!("every layer of a mixture is one, of no experts perhaps"),
     }
 }
 
@@ -20,7 +20,7 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     let n = pass.n();
     let Pass { model, pool, kernels, buffers: b, .. } = pass;
     let FfnWeights::Experts(weights) = &model.layers[l].ffn else {
-        unreachable!("a mixture has experts in every layer")
+        unreachable!("every layer of a mixture is one, of no experts perhaps")
     };
     let Buffers { x, normed, columns, routes, .. } = &mut **b;
     let input = if experts.reads == RouterInput::Layer { &**x } else { &**normed };

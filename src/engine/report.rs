@@ -87,7 +87,7 @@ impl Report {
     /// tokens have, where it is packed by neuron.
     pub fn neurons(&self, config: &ModelConfig) -> (u64, u64) {
         match self.inside {
-            (_, 0) => (self.computed.iter().sum(), self.tokens * (config.clusters() * config.layers) as u64),
+            (_, 0) => (self.computed.iter().sum(), self.tokens * (config.clusters() * config.movable_layers()) as u64),
             inside => inside,
         }
     }

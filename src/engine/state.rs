@@ -349,7 +349,7 @@ impl Engine {
             cached.cache.take_fault();
             cached.cache.counts()
         });
-        let (n, neurons) = (buffers.positions.len(), model.config.movable() * model.config.layers);
+        let (n, neurons) = (buffers.positions.len(), model.config.movable() * model.config.movable_layers());
         assert!(n > 0 && buffers.positions.iter().all(|p| p.position < caches[p.sequence].context));
         let first = buffers.positions[0].position;
         // With an observer, a prompt's chunk is computed by the CPU.

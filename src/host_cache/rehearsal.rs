@@ -83,7 +83,7 @@ impl Rehearsal<'_> {
         options: HostCacheOptions,
         needs: &mut dyn FnMut(usize, &mut Vec<StoreId>),
     ) -> io::Result<Rehearsed> {
-        let (layers, ffn) = (self.layers.len(), self.counts.first().map_or(0, Vec::len));
+        let (layers, ffn) = (self.layers.len(), self.counts.iter().map(Vec::len).max().unwrap_or(0));
         let [uncounted, counted] = self.runs;
         let disk = Nowhere { align: self.align, under_way: Vec::with_capacity(DEPTH) };
         // What comes from nowhere has no checksums.
@@ -104,6 +104,9 @@ impl Rehearsal<'_> {
             for layer in 0..layers {
                 std::mem::swap(&mut here, &mut next);
                 needs((layer + 1) % layers, &mut next);
+                if self.layers[layer].is_idle() {
+                    here.clear();
+                }
                 needed += here.len();
                 let begin = clock::now();
                 cache.begin(layer, &here, self.layers[layer].units(here.len()));

@@ -168,9 +168,10 @@ impl HostCache {
         &self.options
     }
 
-    /// Frames of all layers, and neurons of all layers.
+    /// Frames of all layers, and neurons of all layers that have any.
     pub fn frames(&self) -> (usize, usize) {
-        (self.layers.iter().map(|l| l.table.slots().len()).sum(), self.neurons * self.layers.len())
+        let used = self.layers.iter().filter(|layer| !layer.blocks.is_idle());
+        (self.layers.iter().map(|l| l.table.slots().len()).sum(), self.neurons * used.count())
     }
 
     /// What happened so far.

@@ -47,7 +47,7 @@ impl Request {
             model: c.name.clone(),
             layers: c.layers,
             ffn: c.clusters(),
-            block_bytes: model.layers[0].ffn.cluster_bytes() as usize,
+            block_bytes: model.layers.iter().map(|l| l.ffn.cluster_bytes()).max().unwrap_or(0) as usize,
             experts_used: c.form.experts.map(|experts| experts.used),
             ahead: self.ahead,
             predictor: self.predictor.as_ref().map_or("router", |predictor| predictor.kind().name()).into(),

@@ -398,7 +398,18 @@ impl ModelConfig {
                 self.form.query_scale
             ));
         }
+        let mut grouped = vec![false; self.layers];
+        for &layer in self.form.own.iter().flat_map(|own| &own.layers) {
+            match grouped.get_mut(layer) {
+                Some(seen) if !*seen => *seen = true,
+                Some(_) => return Err(format!("layer {layer} is in two groups of layers")),
+                None => return Err(format!("a group of layers names layer {layer} of {}", self.layers)),
+            }
+        }
         self.form.own.iter().try_for_each(|own| self.check_own(own))?;
+        if self.attentions().next().is_none() {
+            return Err("no layer has attention".into());
+        }
         if self.form.experts.is_some() && self.movable_layers() == 0 {
             return Err("no layer of a mixture has experts".into());
         }
@@ -408,12 +419,13 @@ impl ModelConfig {
     /// Checks what a group of layers has of its own.
     fn check_own(&self, own: &OwnForm) -> Result<(), String> {
         let Some(&first) = own.layers.first() else { return Err("a group of layers has no layers".into()) };
-        if !own.layers.is_sorted_by(|a, b| a < b) || own.layers.last().is_some_and(|&last| last >= self.layers) {
-            return Err(format!("a group of layers is not in ascending order or beyond layer {}", self.layers - 1));
+        if !own.layers.is_sorted_by(|a, b| a < b) {
+            return Err("the layers of a group are not in ascending order".into());
         }
         match own.ffn {
-            Some(_) if self.form.experts.is_none() => {
-                return Err("a group of layers has an FFN of its own, which is supported in a mixture only".into());
+            Some(_) if self.form.experts.is_none_or(|experts| experts.biases) => {
+                let only = "which is supported in a mixture without biases only";
+                return Err(format!("a group of layers has an FFN of its own, {only}"));
             }
             Some(OwnFfn::Dense(width)) if !(1..=MAX_WIDTH).contains(&width) => {
                 return Err(format!("the FFN of layer {first} has {width} neurons; it must have 1 to {MAX_WIDTH}"));

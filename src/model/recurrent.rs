@@ -6,9 +6,9 @@ pub(super) const SAVED: usize = 4;
 /// The state of one layer and sequence.
 #[derive(Default)]
 pub(super) struct Recurrent {
-    /// Behind the positions that are filled.
+    /// The state behind the positions that are filled.
     now: Vec<f32>,
-    /// Behind those that the current pass has come to; of no account until it is committed.
+    /// The state behind the tokens that the current pass has computed. It counts once the pass is committed.
     next: Vec<f32>,
     /// Whether a pass has begun.
     begun: bool,
@@ -36,7 +36,7 @@ impl Recurrent {
         &mut self.next
     }
 
-    /// The pass has come to its end. Returns whether there was one.
+    /// The pass has ended: its state counts from now on.
     pub fn commit(&mut self) {
         if std::mem::replace(&mut self.begun, false) {
             std::mem::swap(&mut self.now, &mut self.next);

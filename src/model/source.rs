@@ -1,7 +1,7 @@
 //! A model as it was published: a Hugging Face directory or a GGUF file, with its tensors found by role.
 
 use super::config::{ModelConfig, NamedActivation, Positions};
-use super::families::{self, names::Names};
+use super::families::{self, names::GGUF, names::Names};
 use super::layer::{Attention, Convolution, Mixer, Norms};
 pub use super::role::Role;
 use crate::error::{Error, Result};
@@ -524,7 +524,11 @@ fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActiva
     if let (Positions::Learned { offset }, Some(table)) = (&config.positions, tensors.get("position_embd.weight")) {
         config.context = table.info.shape[0].saturating_sub(*offset).max(1);
     }
-    let names = families::gguf_tensors(&config);
+    let mut names = families::gguf_tensors(&config);
+    // Files of LFM2 have its last norm by one of two names.
+    if tensors.get(&format!("{}.weight", names.outside[3])).is_none() {
+        names.outside[3] = GGUF.outside[3];
+    }
     let tokenizer = match has_tokenizer(&gguf.metadata) {
         true => Some(from_gguf(&gguf.metadata, path)?),
         false => None,

@@ -64,7 +64,9 @@ impl Source {
         }
         for layer in 0..c.layers {
             let (inputs, output) = self.mixer_roles(layer);
-            let mut roles: Vec<Role> = inputs.iter().copied().chain([output]).chain(self.norms()).collect();
+            let (first, others): (Vec<Role>, Vec<Role>) = self.norms().partition(|role| *role == Role::AttnNorm);
+            let mut roles: Vec<Role> = first.into_iter().chain(inputs.iter().copied()).chain([output]).collect();
+            roles.extend(others);
             let attends = c.attention(layer).is_some();
             roles.extend((!attends).then_some(Role::ConvTaps));
             if c.form.qk_norm && attends {

@@ -59,7 +59,7 @@ pub(super) fn computed_share(engine: &Engine, counts: &[Vec<u64>], tokens: u64) 
         return 1.0;
     }
     let active = counts.iter().flatten().sum::<u64>() as f64;
-    let all = (config.layers * config.movable()) as f64 * tokens.max(1) as f64;
+    let all = (config.movable_layers() * config.movable()) as f64 * tokens.max(1) as f64;
     (active / all).min(1.0)
 }
 

@@ -202,7 +202,7 @@ fn rehearsed(
         let done = rehearsal
             .run(HostCacheOptions { bytes, ..options }, &mut needs)
             .map_err(|e| Error::Memory(format!("a cache of {} cannot be rehearsed: {e}", human_bytes(bytes))))?;
-        needed = done.needed / (layers.len() * model.config.clusters()) as f64;
+        needed = done.needed / (model.config.movable_layers() * model.config.clusters()) as f64;
         Ok(DiskPoint {
             bytes: bytes as f64,
             miss: done.missing / done.needed.max(1.0),

@@ -45,7 +45,7 @@ impl Job<'_> {
         let importance = self.importance?;
         match role {
             Role::Q | Role::K | Role::V | Role::ConvIn => Some(importance.qkv(layer)),
-            Role::O | Role::ConvOut => Some(importance.output(layer)),
+            Role::O | Role::ConvOut => Some(&importance.output(layer)[..self.source.config.mixer(layer).cols()]),
             Role::Gate | Role::Up => Some(importance.ffn(layer)),
             _ => None,
         }

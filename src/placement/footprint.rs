@@ -279,8 +279,7 @@ fn small_bytes(c: &ModelConfig) -> u64 {
     };
     let (biases, of_experts) = (there(c.ffn_bias, c.ffn + c.hidden), expert_biases(c));
     let router = c.form.experts.filter(Experts::routed).map_or(0, |experts| experts.count * c.hidden);
-    let taps = c.mixers().filter_map(Mixer::convolution).map(|convolution| convolution.taps * c.hidden).sum::<usize>();
-    let attention = c.attentions().map(of_attention).sum::<usize>() + taps;
+    let attention = c.attentions().map(of_attention).sum::<usize>();
     // Norms before and behind attention and FFN, and where there are the latter the weights of one that makes zeros.
     let norms = 2 * (u64::from(c.form.norms.before()) + u64::from(c.form.norms.after()));
     let zeros = if c.form.norms.after() { norm_bytes(c) } else { 0 };

@@ -28,7 +28,7 @@ impl Router {
 
 /// The experts of a layer.
 fn weights(model: &Model, layer: usize) -> &ExpertWeights {
-    model.layers[layer].ffn.experts().expect("a mixture has experts in every layer")
+    model.layers[layer].ffn.experts().expect("every layer of a mixture is one, of no experts perhaps")
 }
 
 impl Predictor for Router {

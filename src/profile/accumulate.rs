@@ -130,8 +130,14 @@ impl Accumulator {
         }
     }
 
-    /// Adds what matrices of one layer read for the next tokens of the window, `[n, hidden]` or for the output matrix `[n, q_dim]`.
-    pub fn inputs(&mut self, layer: usize, reader: Reader, input: &[f32]) {
+    /// How many tokens these residuals are of, `[n, hidden]`.
+    pub fn tokens_of(&self, residuals: &[f32]) -> usize {
+        residuals.len() / self.hidden
+    }
+
+    /// Adds what matrices of one layer read for the next `n` tokens of the window, `[n, hidden]` or for the output matrix `[n, q_dim]`, or less in
+    /// layers whose output matrix reads less.
+    pub fn inputs(&mut self, layer: usize, reader: Reader, (n, input): (usize, &[f32])) {
         let Some(Inputs { q_dim, squares }) = &mut self.inputs else { return };
         let (h, q) = (self.hidden, *q_dim);
         let here = &mut squares[layer * (2 * h + q)..(layer + 1) * (2 * h + q)];
@@ -140,7 +146,7 @@ impl Accumulator {
             Reader::Output => &mut here[h..h + q],
             Reader::Ffn => &mut here[h + q..],
         };
-        for row in input.chunks_exact(here.len()) {
+        for row in input.chunks_exact(input.len() / n.max(1)) {
             here.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
         }
     }

@@ -330,12 +330,13 @@ struct Counting<'a> {
 
 impl Observer for Counting<'_> {
     fn attention(&mut self, seen: &SeenAttention<'_>) {
-        self.accumulator.inputs(seen.layer, Reader::Qkv, seen.input);
-        self.accumulator.inputs(seen.layer, Reader::Output, seen.attended);
+        let n = self.accumulator.tokens_of(seen.input);
+        self.accumulator.inputs(seen.layer, Reader::Qkv, (n, seen.input));
+        self.accumulator.inputs(seen.layer, Reader::Output, (n, seen.attended));
     }
 
     fn layer(&mut self, seen: &Seen<'_>) {
-        self.accumulator.inputs(seen.layer, Reader::Ffn, seen.input);
+        self.accumulator.inputs(seen.layer, Reader::Ffn, (self.accumulator.tokens_of(seen.input), seen.input));
         self.accumulator.layer(seen.layer, seen.residual, seen.gates, seen.activations);
     }
 

@@ -198,7 +198,9 @@ def make_model(name, seed):
         os.symlink(f"../{SHARES_WEIGHTS[name]}/model.safetensors", d / "model.safetensors")
     else:
         weights = random_weights(model, cfg, 300 + seed)
-        stored = {k: v.to(torch.bfloat16).contiguous() for k, v in weights.items()}
+        # In the published files of ERNIE the selection bias stands beside the router, not in it.
+        published = lambda name: name.replace("mlp.gate.moe_statics", "mlp.moe_statics")
+        stored = {published(k): v.to(torch.bfloat16).contiguous() for k, v in weights.items()}
         save_file(stored, d / "model.safetensors", metadata={"format": "pt"})
     (d / "config.json").write_text(json.dumps(cfg, indent=2, sort_keys=True) + "\n")
     shutil.copy(base.VOCABS / "spm.json", d / "tokenizer.json")
@@ -226,7 +228,7 @@ GGUFS = {"gemma3": ("gemma3", "gemma3"), "glm4-moe": ("glm4-moe", "glm4moe"),
 INSIDE = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate": "ffn_gate_inp", "mlp.gate.moe_statics.e_score_correction": "exp_probs_b", "mlp.gate.e_score_correction": "exp_probs_b",
+    "mlp.gate": "ffn_gate_inp", "mlp.moe_statics.e_score_correction": "exp_probs_b", "mlp.gate.e_score_correction": "exp_probs_b",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp", "mlp.experts.down_proj": "ffn_down_exps", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",

@@ -188,7 +188,7 @@ impl CachedFfn {
         self.prefetch(|_, _| false);
         let CachedFfn { cache, strips, chosen, .. } = self;
         let FfnWeights::Experts(weights) = &mut strips[l].ffn else {
-            unreachable!("a mixture has experts in every layer")
+            unreachable!("every layer of a mixture is one, of no experts perhaps")
         };
         let mut read = ExpertsRead::default();
         while let Some(round) = cache.next_round() {

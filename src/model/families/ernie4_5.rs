@@ -13,7 +13,7 @@ use serde_json::Value;
 pub(super) const FAMILY: Family = Family {
     name: "ernie4_5",
     known_as: "ernie4_5",
-    config_json: |c| whole(c)?.llama("ernie4_5", Activated::SILU),
+    config_json: |c| without_bias(c)?.llama("ernie4_5", Activated::SILU),
     gguf: Some(|k| k.common(k.rms_norm()?, None, Activated::SILU)),
     tensors: |_, _| NAMES,
     gguf_tensors: |_| GGUF_INTERLEAVED,
@@ -27,26 +27,26 @@ pub(super) const MIXTURE_GGUF: Family = Family {
     name: "ernie4_5-moe",
     known_as: "ernie4_5-moe",
     config_json: mixture_json,
-    gguf: Some(|k| leading::gguf(k, Router::usually(Scoring::Softmax))),
+    gguf: Some(|k| leading::gguf(k, Router::usually(Scoring::Softmax), None)),
     ..FAMILY
 };
 
 /// Rows of queries and keys stand as they are rotated.
 const NAMES: Names = {
     let mut names = Names { qkv: QkvRows::Interleaved, ..LLAMA };
-    names.more[Role::SelectionBias as usize - Role::QNorm as usize] = "mlp.gate.moe_statics.e_score_correction";
+    names.more[Role::SelectionBias as usize - Role::QNorm as usize] = "mlp.moe_statics.e_score_correction";
     names.shared = leading::SHARED;
     names
 };
 
-/// The fields without what stands for no bias.
-fn whole<'a>(c: &'a Fields<'a>) -> Result<&'a Fields<'a>> {
+/// The same fields, unless they ask for biases.
+fn without_bias<'a>(c: &'a Fields<'a>) -> Result<&'a Fields<'a>> {
     c.refuse_unless_default("use_bias", &Value::Bool(false))?;
     Ok(c)
 }
 
 fn mixture_json(c: &Fields) -> Result<ModelConfig> {
-    let mut all = whole(c)?.json.clone();
+    let mut all = without_bias(c)?.json.clone();
     for (ours, theirs) in [
         ("moe_num_experts", "n_routed_experts"),
         ("moe_k", "num_experts_per_tok"),
@@ -58,6 +58,8 @@ fn mixture_json(c: &Fields) -> Result<ModelConfig> {
     let c = &Fields { json: &all, ..*c };
     c.refuse_unless_default("moe_layer_interval", &Value::from(1))?;
     let layers = c.layer_count()?;
-    c.refuse_unless_default("moe_layer_end_index", &Value::from(layers - 1))?;
+    if c.json["moe_layer_end_index"].as_i64() != Some(-1) {
+        c.refuse_unless_default("moe_layer_end_index", &Value::from(layers - 1))?;
+    }
     leading::config_json(c, "ernie4_5_moe", Router::usually(Scoring::Softmax))
 }

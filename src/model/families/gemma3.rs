@@ -63,8 +63,8 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
     // Since transformers 5 each kind of layer has parameters of its own.
     let parameters = all["rope_parameters"].take();
     let (full, local) = (&parameters["full_attention"], &parameters["sliding_attention"]);
-    if full.is_object() {
-        all["rope_parameters"] = full.clone();
+    if full.is_object() || parameters.is_object() {
+        all["rope_parameters"] = if full.is_object() { full.clone() } else { parameters.clone() };
     }
     let c = &Fields { json: &all, ..*c };
     for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
@@ -92,6 +92,12 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
     for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if let Some(other) = k.number(key)?.filter(|&cap| cap != 0.0) {
             return Err(k.bad(key, format!("is {other}; no softcap is supported for gemma3")));
+        }
+    }
+    // Files of another converter have other keys, and lack what they do not say.
+    for key in ["rope.freq_base", "attention.layer_norm_rms_epsilon"] {
+        if k.number(key)?.is_none() {
+            return Err(k.bad(key, "missing: take a GGUF that llama.cpp's convert_hf_to_gguf.py has made"));
         }
     }
     let config = k.common(k.rms_norm()?, None, GEGLU)?;

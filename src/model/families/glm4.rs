@@ -14,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
     name: "glm4moe",
     known_as: "glm4moe",
     config_json: |c| Err(c.bad("model_type", "is the name of GGUFs; a directory's is glm4_moe")),
-    gguf: Some(|k| leading::gguf(k, ROUTER)),
+    gguf: Some(|k| leading::gguf(k, ROUTER, Some(leading::partial_rotary(k)?))),
     tensors: |config, _| names(config),
     gguf_tensors: |config| {
         let mut names = Names { qkv: halves(config), ..GGUF };
@@ -33,10 +33,16 @@ const ROUTER: Router = Router::usually(Scoring::Sigmoid);
 const ROTATED: f64 = 0.5;
 
 fn config_json(c: &Fields) -> Result<ModelConfig> {
+    c.refuse_unless_default("rope_scaling", &Value::Null)?;
+    let (key, parameters) = ("partial_rotary_factor", &c.json["rope_parameters"]);
+    if parameters["rope_type"].as_str().is_some_and(|kind| kind != "default") {
+        return Err(c.bad("rope_parameters", format!("is {parameters}; scaling is not supported for glm4_moe")));
+    }
+    let within = Fields { json: parameters, ..*c };
+    let factor = c.number(key)?.or(within.number(key)?).unwrap_or(ROTATED);
     // As of a family that rotates whole heads; what is rotated is set below.
-    let (key, mut whole) = ("partial_rotary_factor", c.json.clone());
-    let said = [whole.get_mut(key).map(Value::take), whole["rope_parameters"].get_mut(key).map(Value::take)];
-    let factor = said.iter().flatten().find_map(Value::as_f64).unwrap_or(ROTATED);
+    let mut whole = c.json.clone();
+    whole[key] = Value::Null;
     let c = &Fields { json: &whole, ..*c };
     let config = leading::config_json(c, "glm4_moe", ROUTER)?;
     let rotated = (config.head_dim as f64 * factor) as usize;

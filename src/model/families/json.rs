@@ -219,6 +219,10 @@ impl<'a> Fields<'a> {
     fn window(&self) -> Result<(Option<usize>, Vec<bool>)> {
         let (key, window) = ("layer_types", self.optional_size("sliding_window")?);
         let Value::Array(kinds) = &self.json[key] else { return Ok((window, Vec::new())) };
+        let layers = self.layer_count()?;
+        if kinds.len() != layers {
+            return Err(self.bad(key, format!("names {} layers of {layers}", kinds.len())));
+        }
         let slides = |kind: &Value| match kind.as_str() {
             Some("full_attention") => Some(false),
             Some("sliding_attention") if window.is_some() => Some(true),

@@ -162,13 +162,15 @@ impl Keys<'_> {
         })
     }
 
-    /// Heads of keys and values; of a list for each layer, in which others have no attention, the most.
+    /// Heads of keys and values. Of a list for each layer they are the most: only LFM2 has layers with none.
     fn kv_heads(&self) -> Result<Option<usize>> {
         let key = "attention.head_count_kv";
-        match self.gguf.metadata.i32s(&format!("{}.{key}", self.arch)) {
-            Ok(Some(heads)) => Ok(heads.iter().copied().max().map(|most| most.max(0) as usize)),
-            _ => self.size(key),
+        let Ok(Some(heads)) = self.gguf.metadata.i32s(&format!("{}.{key}", self.arch)) else { return self.size(key) };
+        let most = heads.iter().copied().max().unwrap_or(0).max(0);
+        if !self.arch.starts_with("lfm2") && heads.iter().any(|&other| other != most) {
+            return Err(self.bad(key, format!("differs from layer to layer, which is not supported for {}", self.arch)));
         }
+        Ok(Some(most as usize))
     }
 
     /// RMS norm with the file's epsilon.

@@ -6,6 +6,7 @@ use super::keys::Keys;
 use crate::error::Result;
 use crate::model::config::{ModelConfig, Positions, RopeScaling, check_layers, rope_frequencies};
 use crate::model::layer::{Experts, Groups, LayerForm, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm};
+use serde_json::Value;
 
 /// What such a mixture has beside the experts that a router chooses.
 struct Beside {
@@ -33,8 +34,13 @@ impl Router {
 pub(super) const SHARED: [&str; 4] =
     ["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj", ""];
 
-/// A GGUF's mixture. Part of a head is rotated, in halves, where `rope.dimension_count` says so.
-pub(super) fn gguf(k: &Keys, Router(usual): Router) -> Result<ModelConfig> {
+/// A GGUF's mixture, with these positions (`None` for RoPE over whole heads by the file's keys).
+pub(super) fn gguf(k: &Keys, Router(usual): Router, positions: Option<Positions>) -> Result<ModelConfig> {
+    for key in ["interleave_moe_layer_step", "moe_layer_freq", "moe_every_n_layers"] {
+        if let Some(other) = k.size(key)?.filter(|&step| step > 1) {
+            return Err(k.bad(key, format!("is {other}; only mixtures in every layer behind the first are supported")));
+        }
+    }
     let scoring = match k.size("expert_gating_func")? {
         // The first files lack the key.
         None | Some(0) => usual,
@@ -45,9 +51,7 @@ pub(super) fn gguf(k: &Keys, Router(usual): Router) -> Result<ModelConfig> {
         }
     };
     let normalised = k.flag("expert_weights_norm")?.unwrap_or(true);
-    let positions = partial_rotary(k)?;
-    let config =
-        k.routed(Some(positions), Activated::SILU, Routing { scoring, normalised, reads: RouterInput::FfnNorm })?;
+    let config = k.routed(positions, Activated::SILU, Routing { scoring, normalised, reads: RouterInput::FfnNorm })?;
     let layers = k.layer_count()?;
     // Blocks that predict later tokens stand behind the others.
     let more = k.size("nextn_predict_layers")?.unwrap_or(0);
@@ -69,6 +73,7 @@ pub(super) fn gguf(k: &Keys, Router(usual): Router) -> Result<ModelConfig> {
 
 /// A directory's mixture.
 pub(super) fn config_json(c: &Fields, family: &str, Router(scoring): Router) -> Result<ModelConfig> {
+    c.refuse_unless_default("moe_layer_freq", &Value::from(1))?;
     let normalised = c.flag("norm_topk_prob")?.unwrap_or(true);
     let keys = ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"];
     let config =
@@ -98,8 +103,8 @@ impl Beside {
     }
 }
 
-/// Rotation of the first numbers of a head, in halves; the others have frequency 0.
-fn partial_rotary(k: &Keys) -> Result<Positions> {
+/// Rotation of the first numbers of a head, in halves, as many as `rope.dimension_count` says; the others have frequency 0.
+pub(super) fn partial_rotary(k: &Keys) -> Result<Positions> {
     let heads = k.required("attention.head_count")?.max(1);
     let head_dim = k.whole_head_dim(k.required("embedding_length")? / heads)?;
     let rotated = k.size("rope.dimension_count")?.unwrap_or(head_dim);
@@ -115,7 +120,7 @@ fn partial_rotary(k: &Keys) -> Result<Positions> {
 /// Rotation of the first `rotated` numbers of a head of `head_dim`; the others have frequency 0.
 pub(super) fn rotation(head_dim: usize, rotated: usize, theta: f64) -> std::result::Result<Positions, String> {
     if rotated > head_dim || !rotated.is_multiple_of(2) || rotated == 0 {
-        return Err(format!("is {rotated}; it must be even and at most the head dimension {head_dim}"));
+        return Err(format!("is {rotated}; it must be even, above 0 and at most the head dimension {head_dim}"));
     }
     let mut frequencies = rope_frequencies(rotated.min(1 << 12), theta, &RopeScaling::None);
     frequencies.resize(head_dim.min(1 << 12) / 2, 0.0);

@@ -33,7 +33,7 @@ pub(super) const MIXTURE_GGUF: Family = Family {
     known_as: "lfm2moe",
     // A scale of the experts' weights in the file is of no account there.
     gguf: Some(|k| {
-        let mut config = gguf(k, leading::gguf(k, ROUTER)?)?;
+        let mut config = gguf(k, leading::gguf(k, ROUTER, None)?)?;
         config.form.experts.iter_mut().for_each(|experts| experts.scale = 1.0);
         Ok(config)
     }),
@@ -103,12 +103,15 @@ fn config_json(c: &Fields, family: &str, read: impl Fn(&Fields) -> Result<ModelC
     if all["rms_norm_eps"].is_null() {
         all["rms_norm_eps"] = Value::from(1e-5);
     }
-    if all["intermediate_size"].is_null() {
+    if !all["block_ff_dim"].is_null() {
         all["intermediate_size"] = all["block_ff_dim"].clone();
     }
+    if all["rope_theta"].is_null() {
+        all["rope_theta"] = Value::from(1e6);
+    }
     let kinds = all["layer_types"].take();
-    if all["tie_word_embeddings"].is_null() {
-        all["tie_word_embeddings"] = Value::Bool(all["tie_embedding"].as_bool().unwrap_or(true));
+    if let Some(tied) = all["tie_embedding"].as_bool().or(all["tie_word_embeddings"].is_null().then_some(true)) {
+        all["tie_word_embeddings"] = Value::Bool(tied);
     }
     let c = &Fields { json: &all, ..*c };
     c.refuse_unless_default("conv_bias", &Value::Bool(false))?;
@@ -135,9 +138,10 @@ fn adjusted(c: &Fields, ffn: usize) -> Result<usize> {
     if !c.flag("block_auto_adjust_ff_dim")?.unwrap_or(true) {
         return Ok(ffn);
     }
-    let scaled = (2 * c.optional_size("block_ff_dim")?.unwrap_or(ffn) / 3) as f64;
-    let scaled = (scaled * c.number("block_ffn_dim_multiplier")?.unwrap_or(1.0)) as usize;
-    Ok(scaled.next_multiple_of(c.optional_size("block_multiple_of")?.unwrap_or(256).max(1)))
+    let key = "block_ffn_dim_multiplier";
+    let scaled = ((2 * ffn / 3) as f64 * c.number(key)?.unwrap_or(1.0)) as usize;
+    let multiple = c.optional_size("block_multiple_of")?.unwrap_or(256).max(1);
+    scaled.checked_next_multiple_of(multiple).ok_or_else(|| c.bad(key, "is too large"))
 }
 
 fn gguf(k: &Keys, config: ModelConfig) -> Result<ModelConfig> {
