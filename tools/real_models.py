@@ -186,8 +186,9 @@ def tried(options, model, env, home):
         context = ["-c", 2048]
         step("eval", lambda: json.loads(called(program, env, "eval", model, "--text", beginning, "--json", *context)))
         step("profile", lambda: called(program, env, "profile", model, "--text", beginning, "--max-tokens", 512, "-t", threads))
-    half = model.stat().st_size // 2
-    step("plan", lambda: called(program, env, "plan", model, "--vram", half))
+    # Of a small model the head alone may be more than half.
+    budget = model.stat().st_size
+    step("plan", lambda: called(program, env, "plan", model, "--vram", budget))
     if not options.no_bench:
         step("bench", lambda: bench(program, env, model, threads))
     return row
