@@ -31,7 +31,7 @@ pub enum Mixer<'a> {
 }
 
 /// The short convolution of LFM2. Three projections of a token's input, b, c and x, `[hidden]` each, give u = b * x; for each number of it
-/// y = c * sum of taps[i] * u of the token that is `taps - 1 - i` positions before; then comes an output projection.
+/// y = c * sum of `taps[i] * u` of the token that is `taps - 1 - i` positions before; then comes an output projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Convolution {
     /// Numbers of the residual.
@@ -192,7 +192,7 @@ impl ModelConfig {
         self.mixers().any(|mixer| mixer.convolution().is_some())
     }
 
-    /// The rotations that layers have, each once; where a layer's stands among them is [`ModelConfig::rotation_of`].
+    /// The rotations that layers have, each once.
     pub fn rotations(&self) -> Vec<&[f32]> {
         let mut all: Vec<&[f32]> = Vec::new();
         for rotary in self.attentions().map(|attention| attention.rotary).filter(|rotary| !rotary.is_empty()) {
