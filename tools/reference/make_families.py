@@ -274,6 +274,19 @@ def gguf_tensors(cfg, weights):
     return out
 
 
+def mixture(w, cfg, leading, count, used="num_experts_per_tok", shared=None, scaled=False):
+    """Write the keys of a mixture of experts; the names are those of the family's config.json."""
+    w.add_leading_dense_block_count(cfg[leading])
+    w.add_expert_count(cfg[count])
+    w.add_expert_used_count(cfg[used])
+    if shared:
+        w.add_expert_shared_count(cfg[shared])
+    w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
+    if scaled:
+        w.add_expert_weights_scale(cfg["routed_scaling_factor"])
+        w.add_expert_weights_norm(cfg["norm_topk_prob"])
+
+
 def make_gguf(name):
     import gguf
     import sentencepiece as spm
@@ -302,25 +315,12 @@ def make_gguf(name):
         w.add_layer_norm_rms_eps(cfg.get("rms_norm_eps", cfg.get("norm_eps")))
         w.add_rope_freq_base(cfg["rope_theta"])
         if arch == "dots1":
-            w.add_leading_dense_block_count(cfg["first_k_dense_replace"])
-            w.add_expert_count(cfg["n_routed_experts"])
-            w.add_expert_used_count(cfg["num_experts_per_tok"])
-            w.add_expert_shared_count(cfg["n_shared_experts"])
-            w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
-            w.add_expert_weights_scale(cfg["routed_scaling_factor"])
-            w.add_expert_weights_norm(cfg["norm_topk_prob"])
+            mixture(w, cfg, "first_k_dense_replace", "n_routed_experts", shared="n_shared_experts", scaled=True)
             w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         if arch == "ernie4_5-moe":
-            w.add_leading_dense_block_count(cfg["moe_layer_start_index"])
-            w.add_expert_count(cfg["moe_num_experts"])
-            w.add_expert_used_count(cfg["moe_k"])
-            w.add_expert_shared_count(cfg["moe_num_shared_experts"])
-            w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
+            mixture(w, cfg, "moe_layer_start_index", "moe_num_experts", used="moe_k", shared="moe_num_shared_experts")
         if arch == "lfm2moe":
-            w.add_leading_dense_block_count(cfg["num_dense_layers"])
-            w.add_expert_count(cfg["num_experts"])
-            w.add_expert_used_count(cfg["num_experts_per_tok"])
-            w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
+            mixture(w, cfg, "num_dense_layers", "num_experts")
             w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         if cfg.get("rope_scaling"):
             w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -331,13 +331,7 @@ def make_gguf(name):
             w.add_block_count(cfg["num_hidden_layers"] + 1)
             w.add_uint32("glm4moe.nextn_predict_layers", 1)
             w.add_rope_dimension_count(int(cfg["head_dim"] * cfg["partial_rotary_factor"]))
-            w.add_leading_dense_block_count(cfg["first_k_dense_replace"])
-            w.add_expert_count(cfg["n_routed_experts"])
-            w.add_expert_used_count(cfg["num_experts_per_tok"])
-            w.add_expert_shared_count(cfg["n_shared_experts"])
-            w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
-            w.add_expert_weights_scale(cfg["routed_scaling_factor"])
-            w.add_expert_weights_norm(cfg["norm_topk_prob"])
+            mixture(w, cfg, "first_k_dense_replace", "n_routed_experts", shared="n_shared_experts", scaled=True)
         w.add_file_type(base.FILE_TYPE["F16"])
         base.add_spm_to_gguf(w, spm.SentencePieceProcessor(model_file=str(base.VOCABS / "tokenizer.model")))
         for tensor, x in gguf_tensors(cfg, weights).items():
