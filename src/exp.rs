@@ -23,9 +23,16 @@ pub fn silu(x: f32) -> f32 {
     (if x > 0.0 { x } else { x * small }) / (1.0 + small)
 }
 
+/// The sigmoid of x, as exactly as [`exp`]. Without branches or calls, too.
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    let small = exp(if x > 0.0 { -x } else { x });
+    (if x > 0.0 { 1.0 } else { small }) / (1.0 + small)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{exp, silu};
+    use super::{exp, sigmoid, silu};
 
     #[test]
     fn exponentials_are_those_of_f64() {
@@ -46,6 +53,9 @@ mod tests {
             let truth = f64::from(x) / (1.0 + f64::from(-x).exp());
             let off = (f64::from(silu(x)) - truth).abs();
             assert!(off <= 4e-7 * truth.abs() + 2e-36, "silu({x}) is {truth} and not {}", silu(x));
+            let truth = 1.0 / (1.0 + f64::from(-x).exp());
+            let off = (f64::from(sigmoid(x)) - truth).abs();
+            assert!(off <= 4e-7 * truth + 2e-36, "sigmoid({x}) is {truth} and not {}", sigmoid(x));
         }
         assert_eq!((silu(0.0), silu(f32::INFINITY), silu(-200.0)), (0.0, f32::INFINITY, 0.0));
         assert!(silu(f32::NAN).is_nan());

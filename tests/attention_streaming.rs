@@ -94,6 +94,8 @@ fn attention_that_is_copied_gives_the_same_bits() {
         "gpt-oss.mxfp4.gguf",
         "gemma3",
         "glm4-moe.gguf",
+        "qwen35",
+        "qwen35-moe.gguf",
         "lfm2",
         "lfm2-moe.gguf",
         "smallthinker by neuron",

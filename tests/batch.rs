@@ -18,8 +18,8 @@ use support::{RATES, error, on_device, opened};
 
 /// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts, norms on
 /// both sides with two rotations, a layer without experts in a mixture,
-/// short convolutions.
-const FAMILIES: [&str; 15] = [
+/// short convolutions, delta nets beside attention with a gate.
+const FAMILIES: [&str; 18] = [
     "llama",
     "opt",
     "mistral",
@@ -33,6 +33,9 @@ const FAMILIES: [&str; 15] = [
     "qwen2-moe",
     "gemma3",
     "glm4-moe",
+    "qwen35",
+    "qwen35-moe",
+    "qwen3-next",
     "lfm2",
     "lfm2-moe",
 ];

@@ -307,6 +307,7 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
     for (name, says) in [
         ("glm4-moe.gguf", "8 experts of 32 neurons a layer, 3 for a token and one of 32 for all"),
         ("lfm2-moe.gguf", "3 layers have a short convolution instead"),
+        ("qwen35-moe.gguf", "layers have linear attention (a gated delta net) instead"),
         ("gemma3.gguf", "gelu_tanh"),
     ] {
         let shown = place.run(&["show".to_owned(), fixture(name)]);

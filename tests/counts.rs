@@ -30,7 +30,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 23] = [
+const DIRECTORIES: [&str; 26] = [
     "bamboo",
     "falcon",
     "ernie4.5-moe",
@@ -49,6 +49,9 @@ const DIRECTORIES: [&str; 23] = [
     "prosparse",
     "qwen2",
     "qwen2-moe",
+    "qwen35",
+    "qwen35-moe",
+    "qwen3-next",
     "qwen3",
     "qwen3-moe",
     "smallthinker",
@@ -56,7 +59,7 @@ const DIRECTORIES: [&str; 23] = [
     "turbosparse-mixtral",
 ];
 
-const GGUFS: [&str; 20] = [
+const GGUFS: [&str; 23] = [
     "bamboo.gguf",
     "falcon.gguf",
     "falcon-40b.gguf",
@@ -72,6 +75,9 @@ const GGUFS: [&str; 20] = [
     "mixtral.gguf",
     "opt.gguf",
     "qwen2.gguf",
+    "qwen35.gguf",
+    "qwen35-moe.gguf",
+    "qwen3-next.gguf",
     "qwen2-moe.gguf",
     "qwen3.gguf",
     "qwen3-moe.gguf",

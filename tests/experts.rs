@@ -209,14 +209,17 @@ fn shapes_of_mixtures_have_their_published_sizes_and_are_placed_expert_by_expert
     assert!(footprint("qwen9", None, 1, KvType::F16).unwrap_err().to_string().contains("gpt-oss-20b"));
 }
 
-/// Forty layers of 256 experts, eight for a token and one for all; three layers of linear attention for each with full attention.
+/// Forty layers of 256 experts, eight for a token and one for all; three layers with a delta net for each with attention. Both keep what they
+/// remember of a sequence in host memory.
 #[test]
-fn of_a_shape_with_linear_attention_and_shared_experts_all_but_chosen_experts_is_pinned() {
+fn of_a_shape_with_delta_nets_and_shared_experts_all_but_chosen_experts_is_pinned() {
     let kv_heads = |context: u64| 10 * 2 * 2 * 256 * 2 * context;
     let (real, quant) = footprint("qwen3.5-35b-a3b", None, 2048, KvType::F16).unwrap();
     assert_eq!((real.layers, real.ffn, real.experts_used, quant.as_str()), (40, 256, Some(8), "Q4_K_M"));
-    assert_eq!((real.block_weights, real.kv_bytes), (3 * 2048 * 512, kv_heads(2048)));
+    assert_eq!((real.block_weights, real.kv_bytes), (3 * 2048 * 512, 0));
     assert_eq!(real.state_bytes, 30 * 4 * (32 * 128 * 128 + 3 * (2 * 16 + 32) * 128));
+    // The state before a token, the one behind it, and those at four earlier lengths.
+    assert_eq!(real.host_kv_bytes, kv_heads(2048) + 6 * real.state_bytes);
     // Two bytes a weight say how many there are: 35 billion, of which a token has 3, as its name says.
     let (f16, _) = footprint("qwen3.5-35b-a3b", Some(Quant::F16), 2048, KvType::F16).unwrap();
     let always = f16.attention_bytes + f16.head_bytes;
@@ -224,16 +227,15 @@ fn of_a_shape_with_linear_attention_and_shared_experts_all_but_chosen_experts_is
     let (all, token) = (f16.ffn_bytes() + always + f16.embeddings_bytes, always + f16.block_bytes * 8 * 40);
     assert!((34.0..36.0).contains(&billions(all)), "{}", billions(all));
     assert!((2.5..3.5).contains(&billions(token)), "{}", billions(token));
-    // Attention, shared experts, states: on the device before any expert that a router chooses; a state for each sequence.
+    // Attention's matrices and shared experts are on the device before any expert that a router chooses.
     let counts = vec![vec![1; real.ffn]; real.layers];
     let of = |sequences| {
         plan(&real, &counts, &machine("rtx-3060-12gb"), &Request { sequences, ..request(8 * GIB) }).unwrap()
     };
     let (one, nine) = (of(1), of(9));
     assert_eq!(one.without_neurons_bytes, real.least_bytes());
-    assert_eq!(nine.without_neurons_bytes, one.without_neurons_bytes + 8 * real.state_bytes);
+    assert_eq!((one.sequences, nine.without_neurons_bytes), (0, one.without_neurons_bytes));
     assert!(one.total_bytes <= 8 * GIB && nine.total_bytes <= 8 * GIB);
-    assert!(nine.slots().iter().sum::<usize>() < one.slots().iter().sum::<usize>());
 }
 
 /// Experts that are copied for a chunk take little of the room, never more than a budget that is an expert larger brings, and nothing

@@ -12,7 +12,7 @@ use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
 use dynamicinfer::ids::StoreId;
 use dynamicinfer::model::config::{Activation, Ffn, Norm, Positions, RopeScaling, rope_frequencies};
-use dynamicinfer::model::layer::{LayerForm, Norms, OwnFfn, OwnForm};
+use dynamicinfer::model::layer::{DeltaNet, LayerForm, Norms, OwnFfn, OwnForm};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model, ModelConfig};
 use dynamicinfer::open::layer_blocks;
@@ -30,7 +30,7 @@ fn one<T: Copy>(prng: &mut Prng, of: &[T]) -> T {
     of[prng.below(of.len() as u64) as usize]
 }
 
-/// A model of neurons: layers with heads, sizes of heads, windows and rotations of their own, and layers with a convolution.
+/// A model of neurons: layers with heads, sizes of heads, windows and rotations of their own, and layers with a convolution or a delta net.
 fn drawn_config(prng: &mut Prng) -> ModelConfig {
     let layers = 2 + prng.below(4) as usize;
     let norms = one(prng, &[Norms::Before, Norms::After, Norms::Around, Norms::Parallel, Norms::ParallelShared]);
@@ -47,7 +47,13 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
     let mut own: Vec<OwnForm> = Vec::new();
     for layer in 0..layers {
         let like = OwnForm { layers: vec![layer], ..OwnForm::default() };
-        match prng.below(4) {
+        match prng.below(5) {
+            4 => {
+                let key_heads = 1 + prng.below(2) as usize;
+                let value_heads = key_heads * (1 + prng.below(3) as usize);
+                let (head_dim, taps, tiled) = (one(prng, &[16, 32]), 2 + prng.below(3) as usize, prng.below(2) == 0);
+                own.push(OwnForm { delta: Some(DeltaNet { key_heads, value_heads, head_dim, taps, tiled }), ..like });
+            }
             0 => own.push(OwnForm { convolution: Some(2 + prng.below(4) as usize), ..like }),
             1 => {
                 let (kv_heads, dim) = (1 + prng.below(2) as usize, one(prng, &[4, 8, 16]));
@@ -60,7 +66,7 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
         }
     }
     // Some layer has attention.
-    if own.iter().filter(|own| own.convolution.is_some()).count() == layers {
+    if own.iter().filter(|own| own.convolution.is_some() || own.delta.is_some()).count() == layers {
         own.pop();
     }
     let flags = |prng: &mut Prng| (0..layers).map(|_| prng.below(2) == 0).collect::<Vec<_>>();
@@ -86,6 +92,7 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
         tied: true,
         form: LayerForm {
             norms,
+            gated: prng.below(3) == 0,
             qk_norm: prng.below(2) == 0,
             rotated: if prng.below(2) == 0 { flags(prng) } else { Vec::new() },
             windowed: if prng.below(2) == 0 { flags(prng) } else { Vec::new() },
@@ -105,7 +112,10 @@ fn store(config: &ModelConfig, prng: &mut Prng, path: &Path) -> Model {
         let section = writer.add_rows(name, Quant::F32, count, cols);
         let mut row = vec![0; Quant::F32.row_bytes(cols)];
         for r in 0..count {
-            rows::encode(Quant::F32, &numbers(prng, cols, size), &mut row);
+            let mut numbers = numbers(prng, cols, size);
+            // States decay.
+            numbers.iter_mut().filter(|_| name.ends_with("decay")).for_each(|x| *x = -x.abs());
+            rows::encode(Quant::F32, &numbers, &mut row);
             writer.write(section, (r * row.len()) as u64, &row).unwrap();
         }
     };
@@ -127,8 +137,12 @@ fn store(config: &ModelConfig, prng: &mut Prng, path: &Path) -> Model {
         }
         add(&name("qkv"), mixer.rows(), HIDDEN, unit);
         add(&name("o"), HIDDEN, mixer.cols(), unit);
-        if let Some(convolution) = mixer.convolution() {
-            add(&name("taps"), 1, convolution.taps * HIDDEN, 1.0);
+        if mixer.kept() > 0 {
+            add(&name("taps"), 1, mixer.taps().iter().product(), 1.0);
+        }
+        if let Some(DeltaNet { value_heads, head_dim, .. }) = mixer.delta() {
+            let of = [("step_bias", value_heads, 1.0), ("decay", value_heads, 0.4), ("state_norm", head_dim, 1.5)];
+            of.into_iter().for_each(|(part, cols, size)| add(&name(part), 1, cols, size));
         }
         if let Some(attention) = mixer.attention() {
             let of = [
@@ -155,7 +169,7 @@ fn store(config: &ModelConfig, prng: &mut Prng, path: &Path) -> Model {
 
 /// A mixture whose layers have experts, one FFN or none, and attention or a convolution.
 fn mixture(prng: &mut Prng) -> Model {
-    let name = one(prng, &["lfm2-moe.gguf", "lfm2-moe", "glm4-moe.gguf"]);
+    let name = one(prng, &["lfm2-moe.gguf", "lfm2-moe", "glm4-moe.gguf", "qwen35-moe.gguf", "qwen3-next"]);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
     let mut source = Source::open(&path, None).unwrap();
     let config = &mut source.config;
@@ -278,7 +292,7 @@ fn a_pass_that_is_stopped_before_any_layer_leaves_no_trace() {
 #[test]
 fn texts_that_are_cut_and_copied_go_on_as_if_read_anew() {
     let (mut kept, mut lost) = (0, 0);
-    for name in ["lfm2", "lfm2-moe.gguf", "gemma3"] {
+    for name in ["lfm2", "lfm2-moe.gguf", "gemma3", "qwen35"] {
         let dir = tempfile::tempdir().unwrap();
         let model = match name.ends_with(".gguf") {
             true => {

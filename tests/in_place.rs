@@ -41,7 +41,7 @@ fn error(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// GGUF, the reference's name, and whether its weights are quantised.
-const MODELS: [(&str, &str, bool); 24] = [
+const MODELS: [(&str, &str, bool); 27] = [
     ("llama.gguf", "llama", false),
     ("llama-tied.gguf", "llama-tied", false),
     ("mistral.gguf", "mistral", false),
@@ -60,6 +60,9 @@ const MODELS: [(&str, &str, bool); 24] = [
     ("smallthinker.gguf", "smallthinker", false),
     ("gemma3.gguf", "gemma3", false),
     ("glm4-moe.gguf", "glm4-moe", false),
+    ("qwen35.gguf", "qwen35", false),
+    ("qwen35-moe.gguf", "qwen35-moe", false),
+    ("qwen3-next.gguf", "qwen3-next", false),
     ("lfm2.gguf", "lfm2", false),
     ("lfm2-moe.gguf", "lfm2-moe", false),
     ("qwen2-moe.gguf", "qwen2-moe", false),

@@ -2,6 +2,7 @@
 //! with the scalar truth up to rounding (grouped types: up to the rounding of their int8 inputs).
 
 use dynamicinfer::cpu::attend::{AttendScratch, Head};
+use dynamicinfer::cpu::recurrence::{Gates, LANES, Tokens};
 use dynamicinfer::cpu::reference;
 use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_AXPY_ROWS, Rows};
 use dynamicinfer::formats::blocks::BlockType;
@@ -341,6 +342,68 @@ proptest! {
     }
 
     /// Each query mixes the values that it sees and no other, behind which stands NaN; a sink takes its share of the weights and brings nothing.
+    #[test]
+    fn the_delta_rule_is_that_of_f64(seed in any::<u64>(), sixteens in 1usize..=8, n in 1usize..40) {
+        let mut rng = Prng::new(seed);
+        let (keys, stride) = (16 * sixteens, 16 * sixteens * 2 + LANES + 3);
+        // Keys and queries have length 1, as the engine makes them.
+        let mut numbers = normal(&mut rng, n * stride);
+        for token in numbers.chunks_exact_mut(stride) {
+            for part in [0..keys, keys..2 * keys] {
+                let part = &mut token[part];
+                let length = part.iter().map(|x| x * x).sum::<f32>().sqrt();
+                part.iter_mut().for_each(|x| *x /= length);
+            }
+        }
+        let gate = |rng: &mut Prng, t: usize| {
+            let (query, key) = numbers[t * stride..][..2 * keys].split_at(keys);
+            let key_query = query.iter().zip(key).map(|(q, k)| q * k).sum();
+            Gates { decay: rng.next_f64() as f32, beta: rng.next_f64() as f32, key_query }
+        };
+        let gates: Vec<Gates> = (0..n).map(|t| gate(&mut rng, t)).collect();
+        let start: Vec<[f32; LANES]> = (0..keys).map(|_| normal(&mut rng, LANES).try_into().unwrap()).collect();
+        let mut truth: Vec<[f64; LANES]> = start.iter().map(|row| row.map(f64::from)).collect();
+        let mut expected = Vec::new();
+        for (token, gates) in numbers.chunks_exact(stride).zip(&gates) {
+            let (query, rest) = token.split_at(keys);
+            let (key, value) = rest.split_at(keys);
+            for i in 0..LANES {
+                let decayed = |row: &[f64; LANES]| f64::from(gates.decay) * row[i];
+                let had: f64 = truth.iter().zip(key).map(|(row, k)| decayed(row) * f64::from(*k)).sum();
+                let added = f64::from(gates.beta) * (f64::from(value[i]) - had);
+                truth.iter_mut().zip(key).for_each(|(row, k)| row[i] = decayed(row) + added * f64::from(*k));
+                expected.push(truth.iter().zip(query).map(|(row, q)| row[i] * f64::from(*q)).sum::<f64>());
+            }
+        }
+        for kernels in supported() {
+            let tokens = Tokens {
+                numbers: &numbers, stride, query: 0, key: keys, value: 2 * keys, gates: &gates, gate_stride: 1,
+            };
+            // The tokens at once, and in two passes, give the same bits.
+            let run = |first: usize| {
+                let (mut state, mut out) = (start.clone(), vec![f32::NAN; n * (LANES + 5)]);
+                let rest = Tokens { numbers: &numbers[first * stride..], gates: &gates[first..], ..tokens };
+                // SAFETY: each token has a place for its outputs.
+                unsafe {
+                    (kernels.recurrences.delta_rule)(&mut state, tokens, first, out.as_mut_ptr(), LANES + 5);
+                    let out = out.as_mut_ptr().add(first * (LANES + 5));
+                    (kernels.recurrences.delta_rule)(&mut state, rest, n - first, out, LANES + 5);
+                }
+                let out: Vec<f32> = out.chunks_exact(LANES + 5).flat_map(|out| out[..LANES].to_vec()).collect();
+                (state, out)
+            };
+            let (state, out) = run(0);
+            prop_assert_eq!(&(state.clone(), out.clone()), &run(n / 2));
+            for (found, expected) in out.iter().zip(&expected) {
+                let off = (f64::from(*found) - expected).abs();
+                prop_assert!(off < 2e-5, "{}: {found} and not {expected}", kernels.isa.name());
+            }
+            for (found, expected) in state.iter().flatten().zip(truth.iter().flatten()) {
+                prop_assert!((f64::from(*found) - expected).abs() < 2e-5, "{}: state", kernels.isa.name());
+            }
+        }
+    }
+
     #[test]
     fn attention_is_that_of_f64(seed in any::<u64>(), dim in 1usize..140, positions in 1usize..150, n in 1usize..=12) {
         let mut rng = Prng::new(seed);

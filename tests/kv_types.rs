@@ -248,6 +248,8 @@ fn a_stopped_chunk_leaves_no_trace() {
         "qwen2-moe",
         "gemma3",
         "glm4-moe",
+        "qwen35",
+        "qwen35-moe",
         "lfm2",
         "lfm2-moe",
     ] {

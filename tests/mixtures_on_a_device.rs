@@ -31,7 +31,7 @@ use tempfile::TempDir;
 
 /// Of every family, as published and as GGUF; normed queries, routers that read another input, shared experts, layers without rotation, and
 /// rows in GGUF's blocks, biases, sinks and a layer without experts among them.
-const MODELS: [&str; 13] = [
+const MODELS: [&str; 16] = [
     "mixtral",
     "mixtral.gguf",
     "qwen3-moe",
@@ -42,6 +42,9 @@ const MODELS: [&str; 13] = [
     "qwen2-moe",
     "qwen2-moe.gguf",
     "glm4-moe.gguf",
+    "qwen35-moe",
+    "qwen35-moe.gguf",
+    "qwen3-next.gguf",
     "lfm2-moe",
     "k256-moe.q4_k_m.gguf",
     GPT_OSS,

@@ -201,6 +201,7 @@ fn a_warm_engine_decodes_without_allocating() {
         "qwen3-moe",
         "qwen2-moe",
         "glm4-moe",
+        "qwen35-moe",
         "lfm2-moe",
         "smallthinker",
         "smallthinker by neuron",

@@ -37,7 +37,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 61] = [
+const MODELS: [(&str, &str); 68] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -89,6 +89,13 @@ const MODELS: [(&str, &str); 61] = [
     ("gemma3-27b", "gemma3-27b"),
     ("glm4-moe", "glm4-moe"),
     ("glm4-moe.gguf", "glm4-moe"),
+    ("qwen35", "qwen35"),
+    ("qwen35.gguf", "qwen35"),
+    ("qwen35-vl", "qwen35-vl"),
+    ("qwen35-moe", "qwen35-moe"),
+    ("qwen35-moe.gguf", "qwen35-moe"),
+    ("qwen3-next", "qwen3-next"),
+    ("qwen3-next.gguf", "qwen3-next"),
     ("lfm2", "lfm2"),
     ("lfm2.gguf", "lfm2"),
     ("lfm2-moe", "lfm2-moe"),

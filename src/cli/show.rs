@@ -379,10 +379,9 @@ fn table(shown: &Shown) -> String {
         format!("{} {} in {} tensors ({})", t.name, super::human_bytes(t.bytes), t.tensors, printable(&parts))
     };
     let types = shown.types.iter().map(of_type).collect::<Vec<_>>().join("\n");
-    let convolved = match c.layers - c.attentions().count() {
-        0 => String::new(),
-        some => format!("; {some} layers have a short convolution instead"),
-    };
+    let other = c.mixers().find(|mixer| mixer.attention().is_none());
+    let (gated, others) = (if c.form.gated { ", gated" } else { "" }, c.layers - c.attentions().count());
+    let others = other.map_or(String::new(), |other| format!("; {others} layers have {} instead", other.noun()));
     let rows: [(&str, String); 13] = [
         ("model", printable(&c.name)),
         ("path", printable(&shown.path)),
@@ -393,7 +392,7 @@ fn table(shown: &Shown) -> String {
         ("layers", format!("{} of hidden size {}", c.layers, c.hidden)),
         (
             "attention",
-            format!("{} heads of {}, {} key/value heads{window}{convolved}", c.heads, c.head_dim, c.kv_heads),
+            format!("{} heads of {}, {} key/value heads{gated}{window}{others}", c.heads, c.head_dim, c.kv_heads),
         ),
         ("FFN", ffn_text(shown)),
         ("vocabulary", format!("{}{}", c.vocab, if c.tied { ", head tied to the embedding" } else { "" })),

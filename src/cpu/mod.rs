@@ -51,6 +51,7 @@ pub mod floats;
 pub mod gemm;
 pub mod peak;
 mod portable;
+pub mod recurrence;
 pub mod reference;
 mod rounding;
 pub mod shadow;
@@ -72,6 +73,7 @@ use crate::formats::blocks::BlockType;
 use crate::formats::rows::{GROUP, Input, PACK, Quant};
 use floats::{Form, Room, Tiles};
 use gemm::{Across, Fill, Gemm, ScaledAcross};
+use recurrence::Recurrences;
 use serde::{Deserialize, Serialize};
 use sixteen::Sixteen;
 use std::ops::Range;
@@ -185,6 +187,8 @@ pub struct Kernels {
     pub sixteen: Option<Sixteen>,
     /// Products with many columns in f32.
     pub tiles: Tiles,
+    /// The recurrences of linear attention.
+    pub recurrences: Recurrences,
     /// How exact products with many columns are.
     pub prefill: Prefill,
     /// With [`Prefill::Int8`], whether the columns that meet weights which are floats of two bytes are rounded where that is faster: the many of

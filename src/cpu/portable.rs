@@ -20,6 +20,7 @@ pub const KERNELS: Kernels = Kernels {
     scaled: [None; Quant::COUNT],
     sixteen: None,
     tiles: super::floats::PORTABLE,
+    recurrences: super::recurrence::PORTABLE,
     prefill: Prefill::Int8,
     rounds_floats: false,
     seven_bits: false,

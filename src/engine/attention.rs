@@ -1,6 +1,6 @@
 //! Attention over the KV cache.
 
-use super::batch::TokenPosition;
+use super::positions::TokenPosition;
 use crate::cpu::attend::{AttendScratch, Head, MANY_QUERIES, QUERIES};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
@@ -21,18 +21,18 @@ pub(super) fn rotate_and_put(
     cos_sin: &mut Vec<(f32, f32)>,
 ) {
     for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(qkv.chunks_exact_mut(a.qkv_dim())) {
-        let (qk, v) = qkv.split_at_mut(a.q_dim() + a.kv_dim());
+        let (q, rest) = qkv.split_at_mut(a.q_dim());
+        let (k, v) = rest[a.gate_dim()..].split_at_mut(a.kv_dim());
         if let Some(norms) = &weights.qk_norm {
-            let (q, k) = qk.split_at_mut(a.q_dim());
-            for (heads, norm) in [q, k].into_iter().zip(norms) {
+            for (heads, norm) in [&mut *q, &mut *k].into_iter().zip(norms) {
                 heads.chunks_exact_mut(a.head_dim).for_each(|head| math::norm_in_place(config.norm, norm, head));
             }
         }
         if !a.rotary.is_empty() {
             math::angles(position, a.rotary, a.rotary_scale, cos_sin);
-            math::rope(qk, a.head_dim, cos_sin);
+            [q, &mut *k].into_iter().for_each(|heads| math::rope(heads, a.head_dim, cos_sin));
         }
-        caches[sequence].put(layer, 0, position, &qk[a.q_dim()..]);
+        caches[sequence].put(layer, 0, position, k);
         caches[sequence].put(layer, 1, position, v);
     }
 }

@@ -1,6 +1,8 @@
 //! The tokens of a pass: their sequences and positions, and the activations computed for them.
 
+use super::delta::DeltaRoom;
 use super::ffn::{ExpertBuffers, FfnBuffers, Tile};
+use super::positions::TokenPosition;
 use super::routing::Routes;
 use super::sparsity::Predicted;
 use crate::cpu::Columns;
@@ -38,15 +40,6 @@ pub struct BatchToken {
     pub sequence: usize,
     /// Its id.
     pub token: u32,
-}
-
-/// A token's sequence, and its position there.
-#[derive(Clone, Copy)]
-pub(super) struct TokenPosition {
-    /// Index of its sequence's KV cache.
-    pub sequence: usize,
-    /// Tokens before it in the sequence.
-    pub position: usize,
 }
 
 /// Activations of the tokens of a pass; they grow to the largest pass seen.
@@ -98,6 +91,8 @@ pub(super) struct Buffers {
     pub tiles: Vec<Tile>,
     /// Working memory of attention, one per thread.
     pub attend: Vec<AttendScratch>,
+    /// Working memory of delta nets.
+    pub delta: DeltaRoom,
     /// Cosine and sine of a token's rotation, `[head_dim / 2]`.
     pub cos_sin: Vec<(f32, f32)>,
 }

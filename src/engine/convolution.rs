@@ -1,10 +1,10 @@
 //! The short convolution of layers without attention ([`crate::model::layer::Convolution`]).
 
-use super::batch::TokenPosition;
+use super::positions::{TokenPosition, runs};
 use crate::cpu::ThreadPool;
 use crate::cpu::thread_pool::Parts;
-use crate::model::KvCache;
 use crate::model::layer::Convolution;
+use crate::model::{KvCache, Turn};
 
 /// Numbers of a task at least: of fewer, handing them to another thread takes longer than computing them.
 const NUMBERS: usize = 1 << 14;
@@ -33,13 +33,12 @@ pub(super) fn convolve(
     assert_eq!((taps.len(), out.len()), (form.taps * form.hidden, positions.len() * form.hidden));
     let tasks = (positions.len() * form.hidden / NUMBERS).clamp(1, pool.threads());
     let out = Parts::new(out);
-    let mut first = 0;
-    while first < positions.len() {
-        let TokenPosition { sequence, position } = positions[first];
-        let follows =
-            |two: &[TokenPosition]| two[0].sequence == two[1].sequence && two[0].position + 1 == two[1].position;
-        let n = 1 + positions[first..].windows(2).take_while(|two| follows(two)).count();
-        let state = Parts::new(caches[sequence].state(layer, position));
+    for tokens in runs(positions) {
+        let TokenPosition { sequence, position } = positions[tokens.start];
+        let (first, n) = (tokens.start, tokens.len());
+        let Turn { from, to } = caches[sequence].state(layer, position);
+        from.into_iter().for_each(|from| to.copy_from_slice(from));
+        let state = Parts::new(to);
         let projected = &projected[first * 3 * form.hidden..][..n * 3 * form.hidden];
         pool.run(tasks, |_, task| {
             let begin = task * form.hidden / tasks;
@@ -53,7 +52,6 @@ pub(super) fn convolve(
             };
             run(&of, n, projected, state, out);
         });
-        first += n;
     }
 }
 

@@ -1,12 +1,12 @@
 //! The host's executor: the whole model without a device, and passes that a device does not take.
 
-use super::attention::{attention, rotate_and_put};
+use super::attention::rotate_and_put;
 use super::batch::Buffers;
-use super::convolution::convolve;
 use super::embed::embed;
 use super::ffn::{self, CachedTools, Chosen, Compute, Neurons, Scorer, Selection, Work};
 use super::forward::{Executor, Pass, Phase, Step};
 use super::inputs::Input;
+use super::mixer::{Room, mix};
 use super::mixture::{foresee_experts, look_inside, route};
 use super::observer::SeenAttention;
 use super::probe::WillCompute;
@@ -17,7 +17,7 @@ use crate::cpu::thread_pool::Parts;
 use crate::cpu::{MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Read, Stage, Timeline};
 use crate::model::config::ModelConfig;
-use crate::model::layer::{Mixer, Norms, RouterInput};
+use crate::model::layer::{Norms, RouterInput};
 use crate::model::weights::Layer;
 use crate::model::{ExpertWeights, FfnWeights};
 use crate::ops::gates::gates;
@@ -127,15 +127,13 @@ impl Executor for Host<'_> {
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let Pass { model, pool, kernels, buffers: b, caches, probe, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
-        let Buffers { qkv, attended, positions, cos_sin, attend, normed, columns, ffn, projected, .. } = &mut **b;
+        let Buffers { qkv, attended, positions, cos_sin, attend, delta, normed, columns, ffn, projected, .. } =
+            &mut **b;
         let (qkv, attended) = (&mut qkv[..n * c.mixer(l).rows()], &mut attended[..n * c.mixer(l).cols()]);
-        match c.mixer(l) {
-            Mixer::Attention(a) => {
-                rotate_and_put((c, a), layer, caches, l, positions, qkv, cos_sin);
-                attention((pool, kernels), a, layer, caches, l, positions, qkv, attend, attended);
-            }
-            Mixer::Convolution(form) => convolve(pool, (form, &layer.taps), caches, l, positions, qkv, attended),
+        if let Some(a) = c.attention(l) {
+            rotate_and_put((c, a), layer, caches, l, positions, qkv, cos_sin);
         }
+        mix((pool, kernels), (c, layer, l), caches, positions, qkv, Room { attend, delta }, attended);
         if let Some(observer) = &mut probe.observer {
             observer.attention(&SeenAttention { layer: l, input: normed, attended });
         }

@@ -3,14 +3,17 @@
 pub mod attention;
 pub mod batch;
 mod convolution;
+mod delta;
 mod embed;
 pub mod ffn;
 mod forward;
 mod health;
 mod host;
 pub mod inputs;
+mod mixer;
 mod mixture;
 pub mod observer;
+mod positions;
 mod probe;
 pub mod report;
 pub mod routing;

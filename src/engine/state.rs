@@ -1,11 +1,12 @@
 //! The engine: a model with the threads and the memory that run it, and its passes.
 
-use super::batch::{BatchToken, Buffers, CHUNK, Logits, MAX_CHUNK, TokenPosition};
+use super::batch::{BatchToken, Buffers, CHUNK, Logits, MAX_CHUNK};
 use super::ffn::CachedFfn;
 use super::forward::{Pass, Step, forward};
 use super::host::Host;
 use super::inputs::OfLayer;
 use super::observer::{LiveAudit, Observer};
+use super::positions::TokenPosition;
 use super::probe::Probe;
 use super::report::Report;
 use super::sparsity::{Foresight, Sparsity, Wanted};

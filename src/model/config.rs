@@ -1,6 +1,6 @@
 //! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
 
-use super::form::{Experts, LayerForm, OwnFfn, OwnForm, RouterInput, is_one, one};
+use super::form::{Experts, LayerForm, OwnFfn, OwnForm, RouterInput, check_taps, is_one, one};
 use crate::error::excerpt;
 use crate::exp::silu;
 use serde::{Deserialize, Serialize};
@@ -226,9 +226,6 @@ const MAX_LAYERS: usize = 1 << 12;
 /// Neurons that an FFN may have: more than any published model's.
 const MAX_WIDTH: usize = 1 << 20;
 
-/// Positions that a short convolution may read: more than any published model's.
-const MAX_TAPS: usize = 1 << 6;
-
 /// The shape of a model and what its layers are, whatever file it came from. [`ModelConfig::check`] says what must hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -432,8 +429,10 @@ impl ModelConfig {
             }
             _ => {}
         }
-        if let Some(taps) = own.convolution.filter(|taps| !(2..=MAX_TAPS).contains(taps)) {
-            return Err(format!("a convolution reads {taps} positions; it must be 2 to {MAX_TAPS}"));
+        own.convolution.map_or(Ok(()), check_taps)?;
+        own.delta.map_or(Ok(()), |delta| delta.check())?;
+        if own.convolution.is_some() && own.delta.is_some() {
+            return Err(format!("layer {first} has both a convolution and a delta net in the place of attention"));
         }
         let Some(a) = self.attention(first) else { return Ok(()) };
         check_heads(a.heads, a.kv_heads, a.head_dim)?;

@@ -210,6 +210,9 @@ pub struct LayerForm {
     pub qk_norm: bool,
     /// Each head has a learned score that takes part in its softmax and stands for no position.
     pub sinks: bool,
+    /// What the heads of attention make is multiplied by the sigmoid of a gate, a projection of the layer's input, before the output matrix.
+    #[serde(skip_serializing_if = "is_false")]
+    pub gated: bool,
     /// Neurons of each layer, `[layers]`; empty where all layers have [`super::ModelConfig::ffn`].
     pub widths: Vec<usize>,
     /// The experts that each FFN consists of; `None` where it is one.
@@ -250,9 +253,94 @@ pub struct OwnForm {
     /// A short convolution over so many positions stands in the place of attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub convolution: Option<usize>,
+    /// A gated delta net stands in the place of attention.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delta: Option<DeltaNet>,
     /// What stands in the place of the experts, in a mixture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ffn: Option<OwnFfn>,
+}
+
+/// A gated delta net: linear attention whose state is a matrix for each head of values. With q, k, v of a token behind a short convolution,
+/// SiLU, and for q and k a division by their length, the state S `[head_dim, head_dim]` of a head becomes S' = e^g S + beta (v - e^g S k) k^T, and
+/// the head's output is S' q / sqrt(head_dim), normed and multiplied by SiLU of its gate z (Yang et al. 2024, "Gated Delta Networks", eq. 10).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeltaNet {
+    /// Heads of queries and of keys.
+    pub key_heads: usize,
+    /// Heads of values, each with a state; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Numbers of a head of queries, keys or values; a multiple of [`DeltaNet::LANES`].
+    pub head_dim: usize,
+    /// Positions that the convolution reads, the token's own among them.
+    pub taps: usize,
+    /// Head h of values belongs to head h modulo `key_heads` of keys, as in GGUFs of Qwen3.5; otherwise neighbouring heads of values share one.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub tiled: bool,
+}
+
+impl DeltaNet {
+    /// Numbers of values that a kernel computes side by side, whatever the instruction set.
+    pub const LANES: usize = 16;
+
+    /// Numbers that pass through the convolution: queries, keys and values.
+    pub const fn channels(&self) -> usize {
+        self.keys() * 2 + self.values()
+    }
+
+    /// Numbers of all heads of keys.
+    pub const fn keys(&self) -> usize {
+        self.key_heads * self.head_dim
+    }
+
+    /// Numbers of all heads of values.
+    pub const fn values(&self) -> usize {
+        self.value_heads * self.head_dim
+    }
+
+    /// The head of keys that a head of values belongs to.
+    pub const fn key_head(&self, value_head: usize) -> usize {
+        if self.tiled { value_head % self.key_heads } else { value_head / (self.value_heads / self.key_heads) }
+    }
+
+    /// Numbers that a layer keeps of a sequence: what the convolution reads of the last positions, `[taps - 1, channels]`, then the state of each
+    /// head of values in tiles of [`DeltaNet::LANES`] values, `[value_heads, head_dim / LANES, head_dim of keys, LANES]`.
+    pub const fn kept(&self) -> usize {
+        self.columns() + self.value_heads * self.head_dim * self.head_dim
+    }
+
+    /// Those of them that the convolution reads.
+    pub const fn columns(&self) -> usize {
+        (self.taps - 1) * self.channels()
+    }
+
+    /// Checks the sizes, and what must hold between them.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let DeltaNet { key_heads, value_heads, head_dim, taps, .. } = *self;
+        let sizes = [("head count of keys", key_heads), ("head count of values", value_heads), ("head size", head_dim)];
+        if let Some((what, value)) = sizes.into_iter().find(|(_, value)| !(1..=1 << 10).contains(value)) {
+            return Err(format!("a delta net's {what} is {value}; it must be 1 to 1024"));
+        }
+        if !value_heads.is_multiple_of(key_heads) {
+            return Err(format!("{value_heads} value heads of a delta net cannot share {key_heads} key heads"));
+        }
+        if !head_dim.is_multiple_of(Self::LANES) {
+            return Err(format!("a delta net's head size is {head_dim}; it must be a multiple of {}", Self::LANES));
+        }
+        check_taps(taps)
+    }
+}
+
+/// Positions that a short convolution may read: more than any published model's.
+const MAX_TAPS: usize = 1 << 6;
+
+/// Checks the number of positions that a convolution reads.
+pub(super) fn check_taps(taps: usize) -> Result<(), String> {
+    match taps {
+        2..=MAX_TAPS => Ok(()),
+        _ => Err(format!("a convolution reads {taps} positions; it must be 2 to {MAX_TAPS}")),
+    }
 }
 
 /// The FFN of layers without a router in a model whose others have one.
@@ -279,6 +367,7 @@ impl Default for LayerForm {
             residual_scale: 1.0,
             qk_norm: false,
             sinks: false,
+            gated: false,
             widths: Vec::new(),
             experts: None,
             rotary_scale: 1.0,

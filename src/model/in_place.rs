@@ -213,7 +213,7 @@ fn norm(source: &Source, role: Role, layer: usize) -> Result<NormWeights> {
 fn layer(source: &Source, layer: usize) -> Result<Layer> {
     let c = &source.config;
     let weight = |role| source.weight(role, layer).map(matrix);
-    let (attention, (inputs, output)) = (c.attention(layer), source.mixer_roles(layer));
+    let (attention, (roles, output)) = (c.attention(layer), Role::of_mixer(c.mixer(layer)));
     let biases = |there: bool, roles: &[Role]| -> Result<Vec<f32>> {
         let roles = if there { roles } else { &[] };
         Ok(roles.iter().map(|&role| source.bias(role, layer)).collect::<Result<Vec<_>>>()?.concat())
@@ -235,18 +235,15 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
     };
     Ok(Layer {
         attn_norm,
-        qkv: match attention {
-            Some(_) => qkv(source, layer)?,
-            None => Stacked::new(inputs.iter().map(|&role| weight(role)).collect::<Result<_>>()?),
-        },
-        qkv_bias: biases(attention.is_some_and(|a| a.bias), inputs)?,
+        qkv: inputs(source, layer)?,
+        qkv_bias: biases(attention.is_some_and(|a| a.bias), roles)?,
         qk_norm: match attention.is_some_and(|a| a.qk_norm) {
             true => Some([head_norm(Role::QNorm)?.scaled(c.form.query_scale), head_norm(Role::KNorm)?]),
             false => None,
         },
         o: weight(output)?,
         o_bias: biases(attention.is_some_and(|a| a.output_bias), &[output])?,
-        taps: source.taps(layer)?,
+        recurrence: source.recurrence(layer)?,
         sinks: match attention.is_some_and(|a| a.sinks) {
             true => source.vector(source.weight(Role::Sinks, layer)?)?,
             false => Vec::new(),
@@ -260,19 +257,20 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
     })
 }
 
-/// Queries, keys and values as the file has them, and where the engine's rows stand in them.
-fn qkv(source: &Source, layer: usize) -> Result<Stacked> {
-    let roles = [Role::Q, Role::K, Role::V].map(|role| source.rows(role, layer));
-    let [q, k, v] = roles;
-    let roles = [q?, k?, v?];
-    let fused = roles[0].view.info.name == roles[1].view.info.name;
-    let (mut order, mut first) = (Vec::new(), 0);
-    for role in &roles {
-        order.extend((0..role.rows).map(|row| (first + role.file_row(row)) as u32));
-        first += if fused { 0 } else { role.rows };
+/// The matrices of the mixer's input as the file has them, and where the engine's rows stand in them.
+fn inputs(source: &Source, layer: usize) -> Result<Stacked> {
+    let (mut parts, mut order) = (Vec::<TensorView<'_>>::new(), Vec::new());
+    for &role in Role::of_mixer(source.config.mixer(layer)).0 {
+        let rows = source.rows(role, layer)?;
+        // Several roles may share a tensor.
+        let known = parts.iter().position(|part| part.info.name == rows.view.info.name).unwrap_or(parts.len());
+        let first: usize = parts[..known].iter().map(|part| part.info.shape[0]).sum();
+        order.extend((0..rows.rows).map(|row| (first + rows.file_row(row)) as u32));
+        if known == parts.len() {
+            parts.push(rows.view);
+        }
     }
-    let parts = if fused { &roles[..1] } else { &roles[..] };
-    let stacked = Stacked::new(parts.iter().map(|part| matrix(part.view)).collect());
+    let stacked = Stacked::new(parts.into_iter().map(matrix).collect());
     let as_it_is = order.iter().enumerate().all(|(i, &from)| i == from as usize);
     Ok(if as_it_is { stacked } else { stacked.in_order(order) })
 }

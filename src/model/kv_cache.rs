@@ -4,7 +4,7 @@ use super::config::ModelConfig;
 use super::kv_type::KvType;
 use super::layer::{Attention, Mixer};
 use super::positions::{self, Positions};
-use super::recurrent::{Recurrent, SAVED};
+use super::recurrent::{Recurrent, SAVED, Turn};
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,14 +55,14 @@ impl KvCache {
     pub fn bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
         let layers = config.mixers().map(|mixer| match mixer {
             Mixer::Attention(layer) => positions::bytes_for(&layer, context, kind),
-            Mixer::Convolution(layer) => Recurrent::bytes_for(layer.kept()),
+            mixer => Recurrent::bytes_for(mixer.kept()),
         });
         layers.fold(0, u64::saturating_add)
     }
 
     /// Bytes of keys and values alone where every layer keeps all positions, as on a device.
     pub fn whole_bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
-        let layers = config.attentions().map(|layer| Attention { window: None, ..layer });
+        let layers = config.mixers().filter_map(Mixer::on_device).map(|layer| Attention { window: None, ..layer });
         layers.map(|layer| positions::bytes_for(&layer, context, kind)).fold(0, u64::saturating_add)
     }
 
@@ -75,7 +75,7 @@ impl KvCache {
         config.attentions().try_for_each(|layer| kind.check(layer.head_dim))?;
         let layers = config.mixers().map(|mixer| match mixer {
             Mixer::Attention(layer) => Positions::new(&layer, context, kind).map(State::Positions),
-            Mixer::Convolution(layer) => Some(State::Recurrent(Recurrent::new(layer.kept()))),
+            mixer => Some(State::Recurrent(Recurrent::new(mixer.kept()))),
         });
         let layers = layers.collect();
         let no_room = || Error::Memory(format!("there is no memory for the keys and values of {context} positions"));
@@ -100,9 +100,9 @@ impl KvCache {
         positions.put(part, (self.len, position), values);
     }
 
-    /// The state of a layer that has one, behind the positions before `position`, the first of the tokens that go on from it. It is to become
-    /// the state behind them; a pass that is not committed leaves no trace.
-    pub fn state(&mut self, layer: usize, position: usize) -> &mut [f32] {
+    /// The state of a layer that has one, behind the positions before `position`, the first of the tokens that go on from it, and the place of
+    /// the state behind them. A pass that is not committed leaves no trace.
+    pub fn state(&mut self, layer: usize, position: usize) -> Turn<'_> {
         let first = position == self.len;
         let State::Recurrent(state) = &mut self.layers[layer] else { panic!("layer {layer} has no state") };
         state.next(first)

@@ -5,7 +5,7 @@
 //! together for one layer.
 
 use super::config::{Activation, Ffn, ModelConfig, Positions};
-pub use super::form::{Experts, Groups, LayerForm, Norms, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm};
+pub use super::form::{DeltaNet, Experts, Groups, LayerForm, Norms, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm};
 
 /// One layer of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +28,8 @@ pub enum Mixer<'a> {
     Attention(Attention<'a>),
     /// A short convolution over the last positions.
     Convolution(Convolution),
+    /// Linear attention with a state of a fixed size.
+    Delta(DeltaNet),
 }
 
 /// The short convolution of LFM2. Three projections of a token's input, b, c and x, `[hidden]` each, give u = b * x; for each number of it
@@ -50,26 +52,46 @@ impl Convolution {
 impl<'a> Mixer<'a> {
     /// Its attention, if it is one.
     pub fn attention(self) -> Option<Attention<'a>> {
-        match self {
-            Mixer::Attention(attention) => Some(attention),
-            Mixer::Convolution(_) => None,
-        }
+        if let Mixer::Attention(attention) = self { Some(attention) } else { None }
     }
 
     /// Its convolution, if it is one.
     pub fn convolution(self) -> Option<Convolution> {
+        if let Mixer::Convolution(convolution) = self { Some(convolution) } else { None }
+    }
+
+    /// Its delta net, if it is one.
+    pub fn delta(self) -> Option<DeltaNet> {
+        if let Mixer::Delta(delta) = self { Some(delta) } else { None }
+    }
+
+    /// Its attention, if a device can compute that over keys and values in its own memory.
+    pub fn on_device(self) -> Option<Attention<'a>> {
+        self.attention().filter(|attention| !attention.gated)
+    }
+
+    /// What it is called.
+    pub fn noun(self) -> &'static str {
         match self {
-            Mixer::Attention(_) => None,
-            Mixer::Convolution(convolution) => Some(convolution),
+            Mixer::Attention(_) => "attention",
+            Mixer::Convolution(_) => "a short convolution",
+            Mixer::Delta(_) => "linear attention (a gated delta net)",
         }
     }
 
-    /// Rows of its input matrices together: of q, k and v, or of b, c and x.
-    pub fn rows(&self) -> usize {
+    /// The matrices of its input, each with the name that a store has for it and its rows. Those without rows are not there. Of a convolution b, c
+    /// and x are one, of a delta net q, k and v.
+    pub fn inputs(&self) -> [(&'static str, usize); 4] {
         match self {
-            Mixer::Attention(attention) => attention.qkv_dim(),
-            Mixer::Convolution(convolution) => 3 * convolution.hidden,
+            Mixer::Attention(a) => [("q", a.q_dim()), ("g", a.gate_dim()), ("k", a.kv_dim()), ("v", a.kv_dim())],
+            Mixer::Convolution(convolution) => [("q", 3 * convolution.hidden), ("", 0), ("", 0), ("", 0)],
+            Mixer::Delta(d) => [("q", d.channels()), ("z", d.values()), ("b", d.value_heads), ("a", d.value_heads)],
         }
+    }
+
+    /// Rows of its input matrices together.
+    pub fn rows(&self) -> usize {
+        self.inputs().iter().map(|(_, rows)| rows).sum()
     }
 
     /// What its output matrix reads.
@@ -77,6 +99,25 @@ impl<'a> Mixer<'a> {
         match self {
             Mixer::Attention(attention) => attention.q_dim(),
             Mixer::Convolution(convolution) => convolution.hidden,
+            Mixer::Delta(delta) => delta.values(),
+        }
+    }
+
+    /// Numbers of the taps of its convolution: one for each position of each number that it reads.
+    pub fn taps(&self) -> [usize; 2] {
+        match self {
+            Mixer::Attention(_) => [0, 0],
+            Mixer::Convolution(convolution) => [convolution.taps, convolution.hidden],
+            Mixer::Delta(delta) => [delta.taps, delta.channels()],
+        }
+    }
+
+    /// Numbers that it keeps of a sequence in the place of keys and values; 0 of attention.
+    pub fn kept(&self) -> usize {
+        match self {
+            Mixer::Attention(_) => 0,
+            Mixer::Convolution(convolution) => convolution.kept(),
+            Mixer::Delta(delta) => delta.kept(),
         }
     }
 
@@ -106,6 +147,8 @@ pub struct Attention<'a> {
     pub qk_norm: bool,
     /// Each head has a learned score that takes part in its softmax and stands for no position.
     pub sinks: bool,
+    /// What the heads make is multiplied by the sigmoid of a gate.
+    pub gated: bool,
     /// q, k and v have biases.
     pub bias: bool,
     /// The output projection has a bias.
@@ -150,9 +193,14 @@ impl Attention<'_> {
         self.kv_heads * self.head_dim
     }
 
-    /// Rows of q, k and v together.
+    /// Numbers of the gate; 0 where there is none.
+    pub const fn gate_dim(&self) -> usize {
+        if self.gated { self.q_dim() } else { 0 }
+    }
+
+    /// Rows of q, of the gate, of k and v together.
     pub const fn qkv_dim(&self) -> usize {
-        self.q_dim() + 2 * self.kv_dim()
+        self.q_dim() + self.gate_dim() + 2 * self.kv_dim()
     }
 
     /// Query heads that share the keys and values of a head.
@@ -189,7 +237,7 @@ impl ModelConfig {
 
     /// Whether some layer keeps a state that a text cannot be cut back in.
     pub fn recurs(&self) -> bool {
-        self.mixers().any(|mixer| mixer.convolution().is_some())
+        self.mixers().any(|mixer| mixer.kept() > 0)
     }
 
     /// The rotations that layers have, each once.
@@ -242,13 +290,15 @@ impl ModelConfig {
                 rotary_scale: self.form.rotary_scale,
                 qk_norm: self.form.qk_norm,
                 sinks: self.form.sinks,
+                gated: self.form.gated,
                 bias: self.attention_bias,
                 output_bias: self.output_bias,
             })
         };
-        let mixer = match own.and_then(|own| own.convolution) {
-            Some(taps) => Mixer::Convolution(Convolution { hidden: self.hidden, taps }),
-            None => attention(),
+        let mixer = match own.map(|own| (own.convolution, own.delta)) {
+            Some((Some(taps), _)) => Mixer::Convolution(Convolution { hidden: self.hidden, taps }),
+            Some((None, Some(delta))) => Mixer::Delta(delta),
+            _ => attention(),
         };
         LayerData { norms: self.form.norms, residual_scale: self.form.residual_scale, mixer, ffn }
     }

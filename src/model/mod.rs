@@ -12,6 +12,7 @@ mod kv_type;
 pub mod layer;
 pub mod matrix;
 mod positions;
+pub mod recurrence;
 mod recurrent;
 pub mod role;
 pub mod source;
@@ -25,5 +26,6 @@ pub use ffn_weights::{ExpertBiases, ExpertWeights, FfnMatrices, FfnWeights, Neur
 pub use kv_cache::KvCache;
 pub use kv_type::KvType;
 pub use matrix::Matrix;
+pub use recurrent::Turn;
 pub use stacked::Stacked;
 pub use weights::Model;

@@ -3,6 +3,14 @@
 /// States of earlier lengths that are kept, so that a text can be cut back to one of them.
 pub(super) const SAVED: usize = 4;
 
+/// A state that some tokens go on from, and the place of the state that they leave behind. The tokens write every number of it.
+pub struct Turn<'a> {
+    /// The state before the tokens; `None` where `to` holds it.
+    pub from: Option<&'a [f32]>,
+    /// The state behind the tokens.
+    pub to: &'a mut [f32],
+}
+
 /// The state of one layer and sequence.
 #[derive(Default)]
 pub(super) struct Recurrent {
@@ -28,12 +36,9 @@ impl Recurrent {
     }
 
     /// The state that the next tokens of a pass go on from and leave behind. The `first` ones of the pass begin with what is committed.
-    pub fn next(&mut self, first: bool) -> &mut [f32] {
-        if first || !self.begun {
-            self.next.copy_from_slice(&self.now);
-            self.begun = true;
-        }
-        &mut self.next
+    pub fn next(&mut self, first: bool) -> Turn<'_> {
+        let begins = first | !std::mem::replace(&mut self.begun, true);
+        Turn { from: begins.then_some(&self.now[..]), to: &mut self.next }
     }
 
     /// The pass has ended: its state counts from now on.

@@ -1,5 +1,7 @@
 //! The purposes that tensors of a model have.
 
+use super::layer::Mixer;
+
 /// What a tensor is for, by one name for all families. Tensors of a layer are asked for with the layer's number. The order is that of
 /// the lists in [`Names`](super::families::names::Names).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,12 +46,27 @@ pub enum Role {
     AttnPostNorm,
     /// The norm of the FFN's output, `[hidden]`.
     FfnPostNorm,
-    /// The projections b, c and x of a convolution, `[3 hidden, hidden]`; absent, as the next two, where a layer has attention.
-    ConvIn,
-    /// The taps of a convolution, the oldest position's first, `[hidden, taps]`.
-    ConvTaps,
-    /// The output projection of a convolution, `[hidden, hidden]`.
-    ConvOut,
+    /// The projections of a mixer that is no attention: b, c and x of a convolution, `[3 hidden, hidden]`; q, k and v of a delta net,
+    /// `[channels, hidden]`. Absent, as the next two, where a layer has attention.
+    MixerIn,
+    /// The taps of its convolution, the oldest position's first, `[channels, taps]`.
+    Taps,
+    /// Its output projection, `[hidden, cols]`.
+    MixerOut,
+    /// The gate of attention's output, `[heads * head_dim, hidden]`; absent where there is none.
+    AttnGate,
+    /// The gate z of a delta net, `[values, hidden]`; absent, as the next ones, in other layers.
+    DeltaGate,
+    /// What beta is the sigmoid of, `[value_heads, hidden]`.
+    DeltaBeta,
+    /// What the decay is made of, `[value_heads, hidden]`.
+    DeltaAlpha,
+    /// What is added to alpha, `[value_heads]`.
+    StepBias,
+    /// What the softplus of alpha is multiplied by to be the logarithm of the decay, or the logarithm of its negative, `[value_heads]`.
+    Decay,
+    /// The norm of what a head makes, `[head_dim]`.
+    StateNorm,
     /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
     SharedGate,
     /// The shared expert's up, `[its neurons, hidden]`.
@@ -58,4 +75,16 @@ pub enum Role {
     SharedDown,
     /// The shared expert's row of a router, `[1, hidden]` or `[hidden]`; absent where its weight is 1.
     SharedRouter,
+}
+
+impl Role {
+    /// The roles of the matrices of a mixer's input, as [`Mixer::inputs`] lists them, and of the one of its output.
+    pub fn of_mixer(mixer: Mixer<'_>) -> (&'static [Role], Role) {
+        match mixer {
+            Mixer::Attention(attention) if attention.gated => (&[Role::Q, Role::AttnGate, Role::K, Role::V], Role::O),
+            Mixer::Attention(_) => (&[Role::Q, Role::K, Role::V], Role::O),
+            Mixer::Convolution(_) => (&[Role::MixerIn], Role::MixerOut),
+            Mixer::Delta(_) => (&[Role::MixerIn, Role::DeltaGate, Role::DeltaBeta, Role::DeltaAlpha], Role::MixerOut),
+        }
+    }
 }

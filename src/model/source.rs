@@ -1,8 +1,9 @@
 //! A model as it was published: a Hugging Face directory or a GGUF file, with its tensors found by role.
 
 use super::config::{ModelConfig, NamedActivation, Positions};
-use super::families::{self, names::GGUF, names::Names};
-use super::layer::{Attention, Convolution, Mixer, Norms};
+use super::families::{self, names::DeltaRows, names::GGUF, names::Names};
+use super::layer::{Attention, DeltaNet, Norms};
+use super::recurrence::Recurrence;
 pub use super::role::Role;
 use crate::error::{Error, Result};
 use crate::formats::gguf;
@@ -52,6 +53,9 @@ pub struct ExpertMatrix<'a> {
     /// `[rows, cols]` of the expert's matrix.
     pub shape: [usize; 2],
 }
+
+/// How the name of a tensor ends that holds the logarithms of what the decays' logarithms are the negatives of.
+const LOGARITHM: &str = "A_log";
 
 impl Source {
     /// Opens a directory or a GGUF and checks that all tensors are there. `activation` overrides what the files say, for files that do not
@@ -104,25 +108,31 @@ impl Source {
     }
 
     fn row_order(&self, role: Role, layer: usize) -> Option<Vec<usize>> {
-        self.config.attention(layer).and_then(|attention| self.names.row_order(role, &attention))
+        self.names.row_order(role, self.config.mixer(layer))
     }
 
-    /// The roles of the matrices that a layer's attention or convolution has for its input, and of that for its output.
-    pub fn mixer_roles(&self, layer: usize) -> (&'static [Role], Role) {
-        match self.config.mixer(layer) {
-            Mixer::Attention(_) => (&[Role::Q, Role::K, Role::V], Role::O),
-            Mixer::Convolution(_) => (&[Role::ConvIn], Role::ConvOut),
-        }
-    }
-
-    /// The taps of a layer's convolution, `[taps, hidden]`; empty where it has none.
+    /// What a layer's mixer has beside its matrices, if it is no attention.
     ///
     /// # Errors
     /// As [`Source::weight`] and [`Source::vector`].
-    pub fn taps(&self, layer: usize) -> Result<Vec<f32>> {
-        let Some(Convolution { hidden, taps }) = self.config.mixer(layer).convolution() else { return Ok(Vec::new()) };
-        let by_number = self.vector(self.weight(Role::ConvTaps, layer)?)?;
-        Ok((0..taps * hidden).map(|i| by_number[i % hidden * taps + i / hidden]).collect())
+    pub fn recurrence(&self, layer: usize) -> Result<Recurrence> {
+        let mixer = self.config.mixer(layer);
+        let [taps, channels] = mixer.taps();
+        if taps == 0 {
+            return Ok(Recurrence::default());
+        }
+        let vector = |role| self.vector(self.weight(role, layer)?);
+        let by_channel = vector(Role::Taps)?;
+        let taps = (0..taps * channels).map(|i| by_channel[i % channels * taps + i / channels]).collect();
+        let Some(DeltaNet { value_heads, .. }) = mixer.delta() else {
+            return Ok(Recurrence { taps, ..Default::default() });
+        };
+        let mut decay = vector(Role::Decay)?;
+        if self.names.of(Role::Decay, layer).ends_with(LOGARITHM) {
+            decay.iter_mut().for_each(|decay| *decay = -decay.exp());
+        }
+        let step_bias = self.vector(self.find(Role::StepBias, layer, "bias", &[value_heads])?)?;
+        Ok(Recurrence { taps, step_bias, decay, norm: vector(Role::StateNorm)? })
     }
 
     /// A role's bias as numbers, in the order of [`Source::rows`].
@@ -161,7 +171,10 @@ impl Source {
             Role::QNorm | Role::KNorm => self.names.head_order(weight.len()),
             _ => None,
         };
-        Ok(order.map_or(weight.clone(), |order| order.iter().map(|&from| weight[from]).collect()))
+        Ok(match order {
+            Some(order) => order.iter().map(|&from| weight[from]).collect(),
+            None => weight,
+        })
     }
 
     /// A vector as numbers.
@@ -261,16 +274,29 @@ impl Source {
         let c = &self.config;
         let mixer = c.mixer(layer);
         let of = |of: fn(&Attention<'_>) -> usize| mixer.attention().map_or(0, |attention| of(&attention));
+        let delta = |of: fn(&DeltaNet) -> usize| mixer.delta().map_or(0, |delta| of(&delta));
+        let [(_, first), ..] = mixer.inputs();
         match role {
             Role::Embed | Role::Head => vec![c.vocab, c.hidden],
             Role::Positions => vec![self.position_rows(), c.hidden],
             Role::OutNorm | Role::AttnNorm | Role::FfnNorm | Role::AttnPostNorm | Role::FfnPostNorm => vec![c.hidden],
             Role::Q | Role::K | Role::V if self.names.fused() => vec![mixer.rows(), c.hidden],
-            Role::Q => vec![of(|a| a.q_dim()), c.hidden],
+            Role::Q | Role::AttnGate if of(|a| a.gated.into()) > 0 => vec![2 * of(|a| a.q_dim()), c.hidden],
+            Role::Q | Role::AttnGate => vec![of(|a| a.q_dim()), c.hidden],
             Role::K | Role::V => vec![of(|a| a.kv_dim()), c.hidden],
-            Role::ConvIn => vec![mixer.rows(), c.hidden],
-            Role::O | Role::ConvOut => vec![c.hidden, mixer.cols()],
-            Role::ConvTaps => vec![c.hidden, mixer.convolution().map_or(0, |convolution| convolution.taps)],
+            Role::MixerIn | Role::DeltaGate if self.names.delta == DeltaRows::Joined => {
+                vec![first + delta(|d| d.values()), c.hidden]
+            }
+            Role::DeltaBeta | Role::DeltaAlpha if self.names.delta != DeltaRows::Apart => {
+                vec![2 * delta(|d| d.value_heads), c.hidden]
+            }
+            Role::MixerIn => vec![first, c.hidden],
+            Role::DeltaGate => vec![delta(|d| d.values()), c.hidden],
+            Role::DeltaBeta | Role::DeltaAlpha => vec![delta(|d| d.value_heads), c.hidden],
+            Role::StepBias | Role::Decay => vec![delta(|d| d.value_heads)],
+            Role::StateNorm => vec![delta(|d| d.head_dim)],
+            Role::O | Role::MixerOut => vec![c.hidden, mixer.cols()],
+            Role::Taps => mixer.taps().into_iter().rev().collect(),
             Role::Gate | Role::Up if self.has_dense(layer) => vec![self.shared_width(layer), c.hidden],
             Role::Down if self.has_dense(layer) => vec![c.hidden, self.shared_width(layer)],
             Role::Gate | Role::Up => vec![c.width(layer), c.hidden],
@@ -295,14 +321,15 @@ impl Source {
             // Of one group.
             Some(view) if role == Role::SelectionBias && view.info.shape == [1, wanted[0]] => Ok(view),
             // A filter for each channel, of one channel.
-            Some(view) if role == Role::ConvTaps && view.info.shape == [wanted[0], 1, wanted[1]] => Ok(view),
+            Some(view) if role == Role::Taps && view.info.shape == [wanted[0], 1, wanted[1]] => Ok(view),
             _ => self.find_named(&stem, part, &wanted),
         }
     }
 
-    /// A tensor by its name and part; a directory's selection bias is a name of its own.
+    /// A tensor by its name and part; a directory's selection bias is a name of its own, and the decays of a delta net have no part.
     fn tensor(&self, stem: &str, part: &str) -> Option<TensorView<'_>> {
-        self.tensors.get(&format!("{stem}.{part}")).or_else(|| self.tensors.get(&format!("{stem}_{part}")))
+        let names = [format!("{stem}.{part}"), format!("{stem}_{part}"), stem.to_owned()];
+        names.iter().find_map(|name| self.tensors.get(name))
     }
 
     pub(super) fn find_named(&self, stem: &str, part: &str, wanted: &[usize]) -> Result<TensorView<'_>> {

@@ -63,12 +63,12 @@ impl Source {
             self.weight(Role::Positions, 0)?;
         }
         for layer in 0..c.layers {
-            let (inputs, output) = self.mixer_roles(layer);
+            let (inputs, output) = Role::of_mixer(c.mixer(layer));
             let (first, others): (Vec<Role>, Vec<Role>) = self.norms().partition(|role| *role == Role::AttnNorm);
             let mut roles: Vec<Role> = first.into_iter().chain(inputs.iter().copied()).chain([output]).collect();
             roles.extend(others);
             let attends = c.attention(layer).is_some();
-            roles.extend((!attends).then_some(Role::ConvTaps));
+            self.recurrence(layer)?;
             if c.form.qk_norm && attends {
                 roles.extend([Role::QNorm, Role::KNorm]);
             }
@@ -103,8 +103,7 @@ impl Source {
             }
             for role in roles {
                 let view = self.weight(role, layer)?;
-                let is_small =
-                    matches!(role, Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter | Role::ConvTaps);
+                let is_small = matches!(role, Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter);
                 if is_small || self.norms().any(|norm| norm == role) {
                     check_vector(view)?;
                 }

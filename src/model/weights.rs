@@ -4,8 +4,9 @@ use super::block::{self, BlockLayout};
 use super::config::{Ffn, ModelConfig, Norm, Positions};
 use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks};
 use super::fingerprint::Fingerprint;
-use super::layer::{Experts, Norms};
+use super::layer::{Experts, Mixer, Norms};
 pub use super::matrix::Matrix;
+use super::recurrence::Recurrence;
 use super::source::Source;
 use super::stacked::Stacked;
 use crate::error::{Error, Result, excerpt};
@@ -41,18 +42,18 @@ impl NormWeights {
 pub struct Layer {
     /// The norm of attention's input; without weights where that is the residual itself.
     pub attn_norm: NormWeights,
-    /// Queries, keys and values, `[q_dim + 2 kv_dim, hidden]`: the rows of q, then of k, then of v. Of a convolution those of b, c and x.
+    /// The matrices of the mixer's input, `[rows, hidden]`, as [`Mixer::inputs`] lists them.
     pub qkv: Stacked,
     /// `[q_dim + 2 kv_dim]`; empty where the family has none.
     pub qkv_bias: Vec<f32>,
     /// Norms of each head's queries and keys, `[head_dim]` each; `None` where they are not normed.
     pub qk_norm: Option<[NormWeights; 2]>,
-    /// Attention's output projection, `[hidden, heads * head_dim]`, or a convolution's, `[hidden, hidden]`.
+    /// The mixer's output projection, `[hidden, cols]`.
     pub o: Matrix,
     /// `[hidden]`; empty where the family has none.
     pub o_bias: Vec<f32>,
-    /// The taps of a convolution, the oldest position's first, `[taps, hidden]`; empty where there is none.
-    pub taps: Vec<f32>,
+    /// What a mixer that is no attention has beside its matrices; empty of attention.
+    pub recurrence: Recurrence,
     /// A score of each query head that takes part in its softmax, `[heads]`; empty where there are none.
     pub sinks: Vec<f32>,
     /// The norm of the FFN's input; a copy of `attn_norm` where the layer has one norm for both, without weights where the input is the
@@ -355,16 +356,27 @@ impl Sections<'_> {
         Ok(NormWeights { weight: self.vector(name, head_dim)?, bias: Vec::new() })
     }
 
-    /// One section, or three where their types differ.
+    /// One section, or one for each matrix where their types differ.
     fn qkv(&self, layer: usize, c: &ModelConfig) -> Result<Stacked> {
         let name = |part: &str| format!("layer.{layer}.{part}");
         let mixer = c.mixer(layer);
-        let Some(a) = mixer.attention().filter(|_| self.0.section(&name("q")).is_some()) else {
+        if self.0.section(&name("q")).is_none() {
             return Ok(Stacked::new(vec![self.matrix(&name("qkv"), mixer.rows(), c.hidden)?]));
-        };
-        let parts = [("q", a.q_dim()), ("k", a.kv_dim()), ("v", a.kv_dim())];
-        let parts = parts.iter().map(|&(part, rows)| self.matrix(&name(part), rows, c.hidden));
+        }
+        let parts = mixer.inputs().into_iter().filter(|&(_, rows)| rows > 0);
+        let parts = parts.map(|(part, rows)| self.matrix(&name(part), rows, c.hidden));
         Ok(Stacked::new(parts.collect::<Result<_>>()?))
+    }
+
+    fn recurrence(&self, layer: usize, mixer: Mixer<'_>) -> Result<Recurrence> {
+        let vector = |part: &str, len: usize| self.vector_if(len > 0, &format!("layer.{layer}.{part}"), len);
+        let (value_heads, head_dim) = mixer.delta().map_or((0, 0), |delta| (delta.value_heads, delta.head_dim));
+        Ok(Recurrence {
+            taps: vector("taps", mixer.taps().iter().product())?,
+            step_bias: vector("step_bias", value_heads)?,
+            decay: vector("decay", value_heads)?,
+            norm: vector("state_norm", head_dim)?,
+        })
     }
 
     fn neurons(&self, name: &str, c: &ModelConfig) -> Result<NeuronBlocks> {
@@ -470,7 +482,7 @@ impl Sections<'_> {
             None => Permutation::identity(),
         };
         let (mixer, norms) = (c.mixer(layer), c.layer(layer).norms);
-        let (a, convolution) = (mixer.attention(), mixer.convolution());
+        let a = mixer.attention();
         let norm_if = |there: bool, part: &str| match there {
             true => self.norm(&name(part), c),
             false => Ok(NormWeights::NONE),
@@ -497,10 +509,7 @@ impl Sections<'_> {
             },
             o: self.matrix(&name("o"), c.hidden, mixer.cols())?,
             o_bias: self.vector_if(a.is_some_and(|a| a.output_bias), &name("o_bias"), c.hidden)?,
-            taps: match convolution {
-                Some(form) => self.vector(&name("taps"), form.taps * form.hidden)?,
-                None => Vec::new(),
-            },
+            recurrence: self.recurrence(layer, mixer)?,
             sinks: Vec::new(),
             ffn_norm,
             post_norms,

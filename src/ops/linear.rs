@@ -15,8 +15,8 @@ pub const PIECE_BYTES: usize = 256 << 10;
 pub const DOT_ROWS: usize = 4;
 /// The same for many columns.
 pub const GEMM_ROWS: usize = 32;
-/// Most parts of a stacked matrix: queries, keys and values.
-const MAX_PARTS: usize = 3;
+/// Most parts of a stacked matrix: queries, keys, values and a gate.
+const MAX_PARTS: usize = 4;
 
 /// `out[b * rows + r]` = matrix row r · `input[b]`, with `input` `[n, cols]` and `out` `[n, rows]`. `columns` is workspace for inputs in
 /// the form that the kernels read.

@@ -44,8 +44,9 @@ impl Job<'_> {
     pub fn columns(&self, role: Role, layer: usize) -> Option<&[f32]> {
         let importance = self.importance?;
         match role {
-            Role::Q | Role::K | Role::V | Role::ConvIn => Some(importance.qkv(layer)),
-            Role::O | Role::ConvOut => Some(&importance.output(layer)[..self.source.config.mixer(layer).cols()]),
+            Role::Q | Role::K | Role::V | Role::AttnGate => Some(importance.qkv(layer)),
+            Role::MixerIn | Role::DeltaGate | Role::DeltaBeta | Role::DeltaAlpha => Some(importance.qkv(layer)),
+            Role::O | Role::MixerOut => Some(&importance.output(layer)[..self.source.config.mixer(layer).cols()]),
             Role::Gate | Role::Up => Some(importance.ffn(layer)),
             _ => None,
         }

@@ -47,14 +47,10 @@ pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
         sum += bytes(Role::Head, 0, c.vocab, c.hidden)?;
     }
     for layer in 0..c.layers {
-        let (inputs, output) = source.mixer_roles(layer);
-        let rows = |role| match c.attention(layer) {
-            Some(a) if role == Role::Q => a.q_dim(),
-            Some(a) => a.kv_dim(),
-            None => c.mixer(layer).rows(),
-        };
-        for &role in inputs {
-            sum += bytes(role, layer, rows(role), c.hidden)?;
+        let (inputs, output) = Role::of_mixer(c.mixer(layer));
+        let parts = c.mixer(layer).inputs().into_iter().filter(|&(_, rows)| rows > 0);
+        for (&role, (_, rows)) in inputs.iter().zip(parts) {
+            sum += bytes(role, layer, rows, c.hidden)?;
         }
         sum += bytes(output, layer, c.hidden, c.mixer(layer).cols())?;
         sum += match types {
@@ -174,15 +170,16 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The sections of a layer's attention or convolution, but for its norms.
+    /// The sections of a layer's mixer, but for its norms.
     fn mixer(&self, writer: &mut Writer, layer: usize) -> Result<()> {
         let (c, name) = (&self.source.config, |part: &str| format!("layer.{layer}.{part}"));
-        let (inputs, output) = self.source.mixer_roles(layer);
+        let (inputs, output) = Role::of_mixer(self.source.config.mixer(layer));
         let qkv: Vec<(Role, usize)> = inputs.iter().map(|&role| (role, layer)).collect();
         if self.have_one_type(&qkv)? {
             self.rows(writer, &name("qkv"), c.hidden, &qkv)?;
         } else {
-            for (part, role) in ["q", "k", "v"].into_iter().zip(qkv) {
+            let parts = c.mixer(layer).inputs().into_iter().filter(|&(_, rows)| rows > 0);
+            for ((part, _), role) in parts.zip(qkv) {
                 self.rows(writer, &name(part), c.hidden, &[role])?;
             }
         }
@@ -191,8 +188,8 @@ impl Job<'_> {
             let biases = inputs.iter().map(|&role| self.source.bias(role, layer)).collect::<Result<Vec<_>>>()?;
             vector(writer, &name("qkv_bias"), &biases.concat())?;
         }
-        if c.mixer(layer).convolution().is_some() {
-            vector(writer, &name("taps"), &self.source.taps(layer)?)?;
+        for (part, numbers) in self.source.recurrence(layer)?.sections().into_iter().filter(|(_, of)| !of.is_empty()) {
+            vector(writer, &name(part), numbers)?;
         }
         if a.is_some_and(|a| a.qk_norm) {
             for (part, role) in [("q_norm", Role::QNorm), ("k_norm", Role::KNorm)] {
@@ -234,7 +231,7 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
         let why = "this model's attention has sinks, which no store holds: it is read where it lies; give its GGUF";
         return Err(Error::Usage(why.into()));
     }
-    let (inputs, output) = source.mixer_roles(0);
+    let (inputs, output) = Role::of_mixer(c.mixer(0));
     let rows = [Role::Embed, Role::Up, Role::Down].into_iter().chain(inputs.iter().copied());
     // Rows of clusters are the source's, which lie in it as they are; experts have been looked at.
     let not_here = |role: Role| match role {

@@ -98,7 +98,7 @@ impl Types {
     pub fn of(self, source: &Source, role: Role, layer: usize) -> Result<Quant> {
         Ok(match (self, role) {
             (_, Role::Positions | Role::Router) => Quant::F32,
-            (Types::One(quant), Role::Embed | Role::Head) => quant.of_edges(),
+            (Types::One(quant), Role::Embed | Role::Head | Role::DeltaBeta | Role::DeltaAlpha) => quant.of_edges(),
             (Types::One(quant), _) => quant,
             (Types::Mix(mix), _) => mix.of(&source.config, role, layer),
             (Types::Own { down }, Role::Down) => down,
@@ -124,14 +124,12 @@ impl Types {
         }
         let Types::Mix(mix) = self else { return self.one() == Some(model.quant) };
         model.layers.iter().enumerate().all(|(l, layer)| {
-            let last = layer.qkv.parts().last().expect("there are values").quant;
-            let (input, output) = match model.config.attention(l) {
-                Some(_) => (Role::V, Role::O),
-                None => (Role::ConvIn, Role::ConvOut),
-            };
-            let found = [(input, last), (output, layer.o.quant), (Role::Down, layer.block().down().quant)];
-            let up = (Role::Up, layer.block().up().quant);
-            found.into_iter().chain([up]).all(|(role, quant)| mix.of(&model.config, role, l) == quant)
+            let (inputs, output) = Role::of_mixer(model.config.mixer(l));
+            let parts = layer.qkv.parts().iter().map(|part| part.quant).rev();
+            let inputs = inputs.iter().copied().rev().zip(parts);
+            let block = layer.block();
+            let others = [(output, layer.o.quant), (Role::Down, block.down().quant), (Role::Up, block.up().quant)];
+            inputs.chain(others).all(|(role, quant)| mix.of(&model.config, role, l) == quant)
         })
     }
 

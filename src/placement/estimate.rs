@@ -124,14 +124,15 @@ pub fn estimate(f: &Footprint, plan: &Plan, machine: &MachineProfile, reads: Rea
         there += bytes_of(here);
     }
     let device_ffn_ms = ms(there, machine.device_gb_s);
-    let host_ms = ms(neurons - there, machine.dram_gb_s);
+    let states_ms = ms(2.0 * f.state_bytes as f64, machine.dram_gb_s);
+    let host_ms = ms(neurons - there, machine.dram_gb_s) + states_ms;
     let always_ms = ms(always, machine.device_gb_s);
     // Without keys and values on the host a token waits once beside its layers.
     let attention = if plan.sequences == 0 { f.attention_waits as f64 } else { 0.0 };
     let others_us = attention * (plan.details.costs.t_sync_us + machine.call_us) + machine.sync_us;
     let wait_ms = (waits_us + others_us) / 1e3;
     let link_ms = ms(plan.streamed_layers as f64 * f.attention_layer_bytes[0] as f64, machine.link_gb_s);
-    let others_ms = always_ms + stages_ns / 1e6 + others_us / 1e3;
+    let others_ms = always_ms + stages_ns / 1e6 + others_us / 1e3 + states_ms;
     let token_ms = others_ms.max(link_ms);
     let device_ms = always_ms + device_ffn_ms;
     let bound = [
@@ -141,7 +142,7 @@ pub fn estimate(f: &Footprint, plan: &Plan, machine: &MachineProfile, reads: Rea
         (if link_ms > others_ms { link_ms } else { 0.0 }, Bound::Link),
     ];
     let bound = bound.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).expect("there are four").1;
-    let cpu_ms = ms(always + neurons, machine.dram_gb_s) + layers * CALLS_A_LAYER * machine.call_us / 1e3;
+    let cpu_ms = ms(always + neurons, machine.dram_gb_s) + states_ms + layers * CALLS_A_LAYER * machine.call_us / 1e3;
     Estimate {
         tokens_per_s: 1e3 / token_ms,
         device_ms,

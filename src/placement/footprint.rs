@@ -48,8 +48,7 @@ pub struct Footprint {
     pub host_kv_bytes: u64,
     /// Layers in which host and device wait for each other once more for attention on the host.
     pub attention_waits: usize,
-    /// Bytes of what layers of linear attention keep of one sequence, however long it is; a token reads and writes all of it. 0 of every model
-    /// that is run here.
+    /// Bytes of the states that layers without attention have of one sequence, in host memory; a token reads and writes all of them.
     pub state_bytes: u64,
     /// Weights of one neuron block, or of one expert: each is a multiplication and an addition for a token.
     pub block_weights: u64,
@@ -119,7 +118,7 @@ impl Footprint {
             kv_bytes: KvCache::whole_bytes_for(c, context, kv),
             host_kv_bytes: KvCache::bytes_for(c, context, kv),
             attention_waits: (0..c.layers).filter(|&l| !c.layer(l).norms.parallel()).count(),
-            state_bytes: 0,
+            state_bytes: c.mixers().map(|m| m.kept() * size_of::<f32>()).sum::<usize>() as u64,
             block_weights: block_weights(c) as u64,
         }
     }
@@ -140,7 +139,7 @@ impl Footprint {
 
     /// Device memory that a model needs beside predictors and neurons, with one sequence.
     pub fn least_bytes(&self) -> u64 {
-        self.attention_bytes + self.head_bytes + self.buffers_bytes + self.state_bytes
+        self.attention_bytes + self.head_bytes + self.buffers_bytes
     }
 
     /// Device memory that is saved if attention's matrices of so many layers stay in host memory, beside room for those of two layers, where they
@@ -157,7 +156,7 @@ impl Footprint {
 
     /// Bytes that the device reads or writes for every token beside predictors and neurons.
     pub fn always_bytes(&self) -> u64 {
-        self.attention_bytes + self.head_bytes + 2 * self.state_bytes
+        self.attention_bytes + self.head_bytes
     }
 
     /// Bytes of working memory that chunks of so many tokens, one of [`CHUNKS`], take beyond those of [`CHUNK`].

@@ -228,10 +228,9 @@ pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile
     let sequences = request.sequences.max(1);
     let kv_bytes = f.kv_bytes * sequences as u64;
     let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };
-    let states = f.state_bytes * (sequences as u64 - 1);
     let asked = request.chunk.map_or(0, |tokens| f.for_chunks(tokens));
     let least_bytes = |streamed_layers: usize| {
-        f.least_bytes() - f.saved_by_streaming(streamed_layers) + states + request.predictor_bytes + kv_first + asked
+        f.least_bytes() - f.saved_by_streaming(streamed_layers) + request.predictor_bytes + kv_first + asked
     };
     let attention = streamed_attention(f, machine, request, &least_bytes);
     let (without_neurons_bytes, min_bytes) = (least_bytes(attention.layers), least_bytes(most_streamed(f, request)));
@@ -475,6 +474,8 @@ fn divide(
 ) -> (usize, Vec<PlanPart>) {
     let wanted = request.sequences.max(1);
     let sequences = match request.kv {
+        // No layer's attention is computed there.
+        _ if f.kv_bytes == 0 => 0,
         KvPlace::Device => wanted,
         KvPlace::Host => 0,
         KvPlace::Auto | KvPlace::Spare => {
@@ -498,7 +499,7 @@ fn divide(
         part(PartName::Head, (f.head_bytes, 0)),
         part(PartName::Predictors, (request.predictor_bytes, 0)),
         part(PartName::Kv, (kv, on_host)),
-        part(PartName::Buffers, (f.buffers_bytes + f.state_bytes * wanted as u64 + for_chunks.iter().sum::<u64>(), 0)),
+        part(PartName::Buffers, (f.buffers_bytes + for_chunks.iter().sum::<u64>(), 0)),
         // The host keeps every neuron (dynamicinfer C.2), so a neuron that leaves the device need not be copied back.
         part(PartName::FfnSlots, (slots_bytes, f.ffn_bytes())),
     ];

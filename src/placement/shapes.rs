@@ -5,7 +5,7 @@ use crate::error::{Error, Result, excerpt};
 use crate::formats::rows::Quant;
 use crate::model::KvType;
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
-use crate::model::layer::{Experts, LayerForm, Scoring};
+use crate::model::layer::{DeltaNet, Experts, LayerForm, OwnForm, Scoring, SharedForm};
 
 /// ReLU LLaMAs: name, hidden, layers, FFN, heads, kv heads.
 const DENSE: [(&str, [usize; 5]); 3] = [
@@ -26,50 +26,13 @@ struct Mixture {
     hybrid: Option<Hybrid>,
 }
 
-/// What Qwen3.5 has beside attention and the experts that a router chooses. It is on the device before any of them.
+/// What Qwen3.5 has beside attention and the experts that a router chooses.
 struct Hybrid {
-    /// One layer of so many has full attention, the others linear attention (gated delta net).
+    /// One layer of so many has attention, the others have a delta net.
     every: usize,
-    /// Of linear attention: heads of keys and of values, the dimension of both, and the positions that its convolution reads.
-    linear: [usize; 4],
+    delta: DeltaNet,
     /// Neurons of the expert that every token has.
     shared: usize,
-}
-
-impl Hybrid {
-    /// Weights of all layers that a model of this shape with plain attention has not: queries with a gate as large; where attention is
-    /// linear its projections, gates and convolution instead; the shared expert and its gate.
-    fn more_weights(&self, c: &ModelConfig) -> usize {
-        let [k_heads, v_heads, dim, reach] = self.linear;
-        let (keys, values) = (k_heads * dim, v_heads * dim);
-        let plain = c.mixer(0).weights(c.hidden);
-        let full = plain + c.hidden * c.mixer(0).cols();
-        // Queries, keys and values, a gate as large as the values, two numbers for each of their heads; back to the residual.
-        let linear = c.hidden * (2 * keys + 2 * values + 2 * v_heads) + reach * (2 * keys + values) + c.hidden * values;
-        let shared = 3 * c.hidden * self.shared + c.hidden;
-        let on = c.layers / self.every;
-        on * full + (c.layers - on) * linear + c.layers * shared - c.layers * plain
-    }
-
-    /// What all layers of linear attention keep of a sequence, in f32: a matrix for each head, and what the convolution reads of the past.
-    fn state_bytes(&self, c: &ModelConfig) -> usize {
-        let [k_heads, v_heads, dim, reach] = self.linear;
-        let layer = v_heads * dim * dim + (reach - 1) * (2 * k_heads + v_heads) * dim;
-        4 * layer * (c.layers - c.layers / self.every)
-    }
-
-    /// The sizes of the plain model with what is different here.
-    fn sizes(&self, c: &ModelConfig, bits: f64, plain: Footprint) -> Footprint {
-        Footprint {
-            attention_bytes: plain.attention_bytes + (self.more_weights(c) as f64 * bits / 8.0).round() as u64,
-            attention_weights: plain.attention_weights + self.more_weights(c) as u64,
-            kv_bytes: plain.kv_bytes / self.every as u64,
-            host_kv_bytes: plain.host_kv_bytes / self.every as u64,
-            attention_waits: plain.attention_waits / self.every,
-            state_bytes: self.state_bytes(c) as u64,
-            ..plain
-        }
-    }
 }
 
 /// A Q4_K_M takes 4.85 bits a weight over all, its head Q6_K.
@@ -80,7 +43,11 @@ const MXFP4: Bits = Bits { experts: 4.25, others: 8.5, edges: 8.5 };
 const MIXTURES: [Mixture; 6] = [
     mixture("qwen3-30b-a3b", [2048, 48, 768, 32, 4, 128, 151_936], (128, 8), ("Q4_K_M", Q4_K_M)),
     Mixture {
-        hybrid: Some(Hybrid { every: 4, linear: [16, 32, 128, 4], shared: 512 }),
+        hybrid: Some(Hybrid {
+            every: 4,
+            delta: DeltaNet { key_heads: 16, value_heads: 32, head_dim: 128, taps: 4, tiled: true },
+            shared: 512,
+        }),
         ..mixture("qwen3.5-35b-a3b", [2048, 40, 512, 16, 2, 256, 248_320], (256, 8), ("Q4_K_M", Q4_K_M))
     },
     mixture("gpt-oss-20b", [2880, 24, 2880, 64, 8, 64, 201_088], (32, 4), ("MXFP4", MXFP4)),
@@ -158,7 +125,7 @@ pub fn mixtral(count: usize, used: usize) -> Experts {
 }
 
 /// Configuration of a model that is known by name and can be planned without its files. Of mixtures it has what decides about bytes:
-/// biases are left out. Of layers with linear attention and of shared experts it has nothing: [`footprint`] counts them.
+/// biases are left out.
 ///
 /// # Errors
 /// [`Error::Usage`] for another name.
@@ -175,11 +142,19 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
     let [hidden, layers, ffn, heads, kv_heads, head_dim, vocab] = m.sizes;
     let sizes = Sizes { hidden, layers, ffn, heads, kv_heads, vocab, context };
     let frequencies = rope_frequencies(head_dim, 1e6, &RopeScaling::None);
-    Ok(ModelConfig {
+    let mut config = ModelConfig {
         head_dim,
         positions: Positions::Rope { frequencies },
         ..sizes.config(name.into(), Activation::Silu, Some(mixtral(m.experts.0, m.experts.1)))
-    })
+    };
+    if let Some(Hybrid { every, delta, shared }) = &m.hybrid {
+        let recurs = (0..layers).filter(|layer| !(layer + 1).is_multiple_of(*every)).collect();
+        config.form.gated = true;
+        config.form.own = vec![OwnForm { layers: recurs, delta: Some(*delta), ..OwnForm::default() }];
+        let shared = Some(SharedForm { width: *shared, weighted: true });
+        config.form.experts.iter_mut().for_each(|experts| experts.shared = shared);
+    }
+    Ok(config)
 }
 
 /// The sizes of a model that is known by name, and its type in words: `quant`, else what most people have: a mixture's own 4-bit type, f16 of
@@ -194,13 +169,8 @@ pub fn footprint(name: &str, quant: Option<Quant>, context: usize, kv: KvType) -
         let quant = quant.unwrap_or(Quant::F16);
         return Ok((of_quant(quant), quant.name().into()));
     };
-    let (plain, bits, called) = match quant {
-        None => (Footprint::of_bits(&config, m.bits, context, kv), m.bits.others, m.quant),
-        Some(q) => (of_quant(q), 8.0 * q.row_bytes(config.hidden) as f64 / config.hidden as f64, q.name()),
-    };
-    let sizes = match &m.hybrid {
-        Some(hybrid) => hybrid.sizes(&config, bits, plain),
-        None => plain,
-    };
-    Ok((sizes, called.into()))
+    Ok(match quant {
+        None => (Footprint::of_bits(&config, m.bits, context, kv), m.quant.into()),
+        Some(quant) => (of_quant(quant), quant.name().into()),
+    })
 }

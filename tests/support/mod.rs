@@ -17,6 +17,7 @@ use dynamicinfer::ids::Permutation;
 use dynamicinfer::lab::synth::Shape;
 use dynamicinfer::model::config::{Activation, Ffn, NamedActivation};
 use dynamicinfer::model::layer::Norms;
+use dynamicinfer::model::recurrence::Recurrence;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::weights::{Layer, Matrix, NormWeights};
 use dynamicinfer::model::{BlockLayout, FfnWeights, Model, ModelConfig as Config, NeuronBlocks, Stacked};
@@ -207,7 +208,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         o: nothing,
         o_bias: Vec::new(),
         sinks: Vec::new(),
-        taps: Vec::new(),
+        recurrence: Recurrence::default(),
         ffn_norm: norm(),
         post_norms: None,
         ffn: FfnWeights::Neurons(blocks),

@@ -56,6 +56,7 @@ pub const KERNELS: Kernels = Kernels {
     scaled: gemm::SCALED,
     sixteen: Some(sixteen::SIXTEEN),
     tiles: Tiles { by_rows: Some(by_rows::by_rows), ..tiles::TILES },
+    recurrences: super::recurrence::AVX2,
     prefill: Prefill::Int8,
     rounds_floats: false,
     seven_bits: false,

@@ -59,6 +59,7 @@ const fn of<const FAR: bool>() -> Kernels {
         scaled: gemm::SCALED,
         sixteen: Some(sixteen::SIXTEEN),
         tiles: floats::TILES,
+        recurrences: super::recurrence::AVX512,
         prefill: Prefill::Int8,
         rounds_floats: false,
         seven_bits: false,

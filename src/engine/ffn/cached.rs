@@ -22,6 +22,7 @@ use crate::ids::{Permutation, StoreId};
 use crate::model::block::BlockPart;
 use crate::model::config::Ffn;
 use crate::model::ffn_weights::FfnWeights;
+use crate::model::recurrence::Recurrence;
 use crate::model::weights::{Layer, NormWeights};
 use crate::ops::gates::gates_of;
 use std::hint::spin_loop;
@@ -72,7 +73,7 @@ fn stand_in(layer: &Layer) -> Layer {
         o: layer.o,
         o_bias: Vec::new(),
         sinks: Vec::new(),
-        taps: Vec::new(),
+        recurrence: Recurrence::default(),
         ffn_norm: NormWeights::NONE,
         post_norms: None,
         ffn: layer.ffn.clone(),

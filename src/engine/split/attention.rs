@@ -7,19 +7,19 @@ use crate::clock;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Append, Attend, Call, Heads, HostWork, Stage, Stream, Then, View};
 use crate::engine::attention;
-use crate::engine::batch::{Buffers, TokenPosition};
-use crate::engine::convolution::convolve;
+use crate::engine::batch::Buffers;
 use crate::engine::forward::Pass;
+use crate::engine::mixer::{self, Room};
+use crate::engine::positions::TokenPosition;
 use crate::model::config::{ModelConfig, Norm};
-use crate::model::layer::Mixer;
 
 /// What a layer has whose keys and values lie on the device.
 const ATTENDS: &str = "a layer with attention";
 
 impl Split {
-    /// Whether the device computes the attention of layer `l` in the current pass: not what is no attention.
+    /// Whether the device computes the attention of layer `l` in the current pass: not what is no attention, nor one with a gate.
     pub(super) fn attends_at(&self, c: &ModelConfig, l: usize) -> bool {
-        self.attends && c.attention(l).is_some()
+        self.attends && c.mixer(l).on_device().is_some()
     }
 
     /// The shape of a layer's attention and its keys and values on the device.
@@ -116,7 +116,7 @@ impl Split {
         let Pass { model, pool, kernels, buffers, caches, .. } = pass;
         let (c, layer, number) = (&model.config, &model.layers[l], self.parts.number);
         let (q_dim, qkv_dim) = (c.mixer(l).cols(), c.mixer(l).rows());
-        let Buffers { positions, cos_sin, attend, .. } = &mut **buffers;
+        let Buffers { positions, cos_sin, attend, delta, .. } = &mut **buffers;
         for part in 0..=number {
             self.set_part(part);
             if self.parts.put[part] > l {
@@ -139,17 +139,8 @@ impl Split {
         let attended = &mut host.attended[rows.first * q_dim..][..rows.n * q_dim];
         let attended: &mut [f32] = bytemuck::cast_slice_mut(attended);
         let (positions, mut lap) = (&positions[rows.range()], clock::now());
-        let (bytes, operations) = match c.mixer(l) {
-            Mixer::Attention(a) => {
-                attention::attention((pool, kernels), a, layer, caches, l, positions, qkv, attend, attended);
-                attention::work(&a, positions)
-            }
-            Mixer::Convolution(form) => {
-                convolve(pool, (form, &layer.taps), caches, l, positions, qkv, attended);
-                let operations = 2 * (form.taps + 2) * form.hidden * positions.len();
-                (size_of_val(&layer.taps[..]) as u64, if positions.len() > MAX_COLUMNS { operations as u64 } else { 0 })
-            }
-        };
+        mixer::mix((pool, kernels), (c, layer, l), caches, positions, qkv, Room { attend, delta }, attended);
+        let (bytes, operations) = mixer::work(c.mixer(l), positions);
         device.worked(HostWork { stage: Stage::Attention, bytes, operations, ns: clock::lap(&mut lap) });
         let bytes = size_of_val(attended);
         unsafe { device.copy_in(Stream::Compute, attended.as_ptr().cast(), bytes, to.buffer, to.at) };
@@ -174,7 +165,7 @@ impl Split {
     /// The host's caches get the keys and values of a layer, which have come.
     pub(super) fn read_back_kv(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (c, positions) = (&pass.model.config, &pass.buffers.positions[self.rows.range()]);
-        let Some(a) = c.attention(l) else { return };
+        let Some(a) = c.mixer(l).on_device() else { return };
         let range = self.qkv_range(c, l);
         let made: &[f32] = bytemuck::cast_slice(&self.host.qkv_read_back[range]);
         for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(made.chunks_exact(a.qkv_dim())) {

@@ -2,7 +2,7 @@
 
 use super::allocator::DeviceAllocator;
 use crate::device::{Buffer, Device, Heads, OutOfMemory, Stream, View};
-use crate::engine::batch::TokenPosition;
+use crate::engine::positions::TokenPosition;
 use crate::model::config::ModelConfig;
 use crate::model::layer::{Attention, Mixer};
 use crate::model::{KvCache, KvType};
@@ -54,9 +54,9 @@ impl DeviceKv {
         let cache = allocator.alloc(bytes)?;
         let mut at = 0;
         let layer = |mixer: Mixer<'_>| {
-            // A layer without attention has no heads.
+            // A layer whose attention is not computed here has no heads.
             let of = |attention: Attention<'_>| (attention.heads, attention.kv_heads, attention.head_dim);
-            let (heads, kv_heads, head_dim) = mixer.attention().map_or((0, 0, 0), of);
+            let (heads, kv_heads, head_dim) = mixer.on_device().map_or((0, 0, 0), of);
             let heads = Heads { heads, kv_heads, head_dim, context, cache: View { buffer: cache, at } };
             at += (sequences * heads.sequence() * size_of::<u16>()) as u64;
             heads

@@ -159,6 +159,14 @@ impl Metadata {
         })
     }
 
+    /// The value of a key that holds an array of bools.
+    pub fn bools(&self, key: &str) -> Result<Option<&[bool]>> {
+        self.typed(key, "an array of bools", |v| match v {
+            Value::Array(Array::Bool(x)) => Some(x.as_slice()),
+            _ => None,
+        })
+    }
+
     pub(super) fn entry(&self, key: &str) -> Option<&Entry> {
         let found = self.by_key.binary_search_by(|&i| self.entries[i as usize].key.as_str().cmp(key));
         found.ok().map(|i| &self.entries[self.by_key[i] as usize])

@@ -202,7 +202,8 @@ impl Scale {
             layers: real.layers as f64 / layers as f64,
             neurons: real.ffn as f64 / ffn as f64,
             block_bytes: real.block_bytes as f64 * real.ffn as f64 / ffn as f64,
-            attention_ns: each(real.attention_bytes + 2 * real.state_bytes, weights)
+            attention_ns: each(real.attention_bytes, weights)
+                + each(2 * real.state_bytes, m.dram_gb_s)
                 + each(setting.kv_bytes, m.dram_gb_s)
                 + calls(3.0),
             predictor_ns: predictor,

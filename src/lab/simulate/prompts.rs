@@ -131,7 +131,7 @@ impl PromptCosts {
         // GB/s are bytes per nanosecond, and GFLOP/s operations.
         let block = real.block_bytes as f64;
         PromptCosts {
-            attention_ns: (real.attention_bytes + 2 * real.state_bytes) as f64 / real.layers as f64 / m.device_gb_s,
+            attention_ns: real.attention_bytes as f64 / real.layers as f64 / m.device_gb_s,
             attention_token_ns: 2.0 * real.attention_weights as f64 / real.layers as f64 / m.device_gflops,
             head_ns: real.head_bytes as f64 / m.device_gb_s,
             experts: ExpertCosts::of(m, real.hidden, real.block_bytes as usize, real.block_weights as usize),

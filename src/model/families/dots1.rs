@@ -16,8 +16,6 @@ pub(super) const FAMILY: Family = Family {
 };
 
 const NAMES: Names = {
-    let mut names = LLAMA;
-    names.more[Role::SelectionBias as usize - Role::QNorm as usize] = "mlp.gate.e_score_correction";
-    names.shared = leading::SHARED;
-    names
+    let names = LLAMA.with(Role::SelectionBias, "mlp.gate.e_score_correction");
+    Names { shared: leading::SHARED, ..names }
 };

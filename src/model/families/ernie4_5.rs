@@ -33,10 +33,8 @@ pub(super) const MIXTURE_GGUF: Family = Family {
 
 /// Rows of queries and keys stand as they are rotated.
 const NAMES: Names = {
-    let mut names = Names { qkv: QkvRows::Interleaved, ..LLAMA };
-    names.more[Role::SelectionBias as usize - Role::QNorm as usize] = "mlp.moe_statics.e_score_correction";
-    names.shared = leading::SHARED;
-    names
+    let names = LLAMA.with(Role::SelectionBias, "mlp.moe_statics.e_score_correction");
+    Names { qkv: QkvRows::Interleaved, shared: leading::SHARED, ..names }
 };
 
 /// The same fields, unless they ask for biases.

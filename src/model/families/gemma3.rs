@@ -25,12 +25,11 @@ pub(super) const TEXT: Family = Family { name: "gemma3_text", known_as: "gemma3_
 
 /// A directory's weights of norms are those by which 1 is exceeded.
 const NAMES: Names = {
-    let mut names = LLAMA;
-    names.inside[Role::FfnNorm as usize - Role::AttnNorm as usize] = "pre_feedforward_layernorm";
-    names.more[5] = "post_attention_layernorm";
-    names.more[6] = "post_feedforward_layernorm";
-    names.norm_offset = 1.0;
-    names
+    let names = LLAMA
+        .with(Role::FfnNorm, "pre_feedforward_layernorm")
+        .with(Role::AttnPostNorm, "post_attention_layernorm")
+        .with(Role::FfnPostNorm, "post_feedforward_layernorm");
+    Names { norm_offset: 1.0, ..names }
 };
 
 /// Neither its config.json nor its GGUFs name it by the key of other families.

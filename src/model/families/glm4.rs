@@ -17,9 +17,8 @@ pub(super) const FAMILY: Family = Family {
     gguf: Some(|k| leading::gguf(k, ROUTER, Some(leading::partial_rotary(k)?))),
     tensors: |config, _| names(config),
     gguf_tensors: |config| {
-        let mut names = Names { qkv: halves(config), ..GGUF };
-        names.inside[Role::FfnNorm as usize - Role::AttnNorm as usize] = "post_attention_norm";
-        names
+        let names = GGUF.with(Role::FfnNorm, "post_attention_norm");
+        Names { qkv: halves(config), ..names }
     },
 };
 
@@ -52,14 +51,12 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
 }
 
 fn names(config: &ModelConfig) -> Names {
-    let mut names = Names { qkv: halves(config), ..LLAMA };
-    names.more[Role::SelectionBias as usize - Role::QNorm as usize] = "mlp.gate.e_score_correction";
-    names.shared = leading::SHARED;
-    names
+    let names = LLAMA.with(Role::SelectionBias, "mlp.gate.e_score_correction");
+    Names { qkv: halves(config), shared: leading::SHARED, ..names }
 }
 
 /// The rotated numbers of a head stand first, in halves.
-fn halves(config: &ModelConfig) -> QkvRows {
+pub(super) fn halves(config: &ModelConfig) -> QkvRows {
     let Positions::Rope { frequencies } = &config.positions else { return QkvRows::Apart };
     match 2 * frequencies.iter().filter(|frequency| **frequency > 0.0).count() {
         rotated if rotated < config.head_dim => QkvRows::Partial { rotated },

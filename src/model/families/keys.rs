@@ -162,12 +162,13 @@ impl Keys<'_> {
         })
     }
 
-    /// Heads of keys and values. Of a list for each layer they are the most: only LFM2 has layers with none.
+    /// Heads of keys and values. Of a list for each layer they are the most; some families have layers with none.
     fn kv_heads(&self) -> Result<Option<usize>> {
         let key = "attention.head_count_kv";
         let Ok(Some(heads)) = self.gguf.metadata.i32s(&format!("{}.{key}", self.arch)) else { return self.size(key) };
         let most = heads.iter().copied().max().unwrap_or(0).max(0);
-        if !self.arch.starts_with("lfm2") && heads.iter().any(|&other| other != most) {
+        let may_have_none = ["lfm2", "qwen35", "qwen3next"].iter().any(|arch| self.arch.starts_with(arch));
+        if heads.iter().any(|&other| other != most && !(may_have_none && other == 0)) {
             return Err(self.bad(key, format!("differs from layer to layer, which is not supported for {}", self.arch)));
         }
         Ok(Some(most as usize))

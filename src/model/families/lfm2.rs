@@ -8,6 +8,7 @@ use super::{Activated, Family};
 use crate::error::Result;
 use crate::model::config::ModelConfig;
 use crate::model::layer::{LayerForm, OwnFfn, OwnForm, Scoring};
+use crate::model::role::Role;
 use serde_json::Value;
 
 pub(super) const FAMILY: Family = Family {
@@ -56,18 +57,14 @@ const NAMES: Names = {
         "feed_forward.w3",
         "feed_forward.w2",
     ];
-    names.more = [
-        "self_attn.q_layernorm",
-        "self_attn.k_layernorm",
-        "feed_forward.gate",
-        "",
-        "feed_forward.expert",
-        "",
-        "",
-        "conv.in_proj",
-        "conv.conv",
-        "conv.out_proj",
-    ];
+    names = names
+        .with(Role::QNorm, "self_attn.q_layernorm")
+        .with(Role::KNorm, "self_attn.k_layernorm")
+        .with(Role::Router, "feed_forward.gate")
+        .with(Role::SelectionBias, "feed_forward.expert")
+        .with(Role::MixerIn, "conv.in_proj")
+        .with(Role::Taps, "conv.conv")
+        .with(Role::MixerOut, "conv.out_proj");
     const EACH: &str = "feed_forward.experts.";
     names.experts = ExpertNames {
         each: [[EACH, ".w1"], [EACH, ".w3"], [EACH, ".w2"]],
@@ -153,11 +150,6 @@ fn gguf(k: &Keys, config: ModelConfig) -> Result<ModelConfig> {
         return Err(k.bad(key, format!("names {} layers of {}", kv_heads.len(), config.layers)));
     }
     let attends: Vec<bool> = kv_heads[..config.layers].iter().map(|&heads| heads > 0).collect();
-    let heads = kv_heads.iter().copied().max().unwrap_or(0).max(0) as usize;
-    if kv_heads.iter().any(|&other| other > 0 && other as usize != heads) {
-        return Err(k.bad(key, "differs among layers with attention"));
-    }
-    let config = ModelConfig { kv_heads: heads, ..config };
     Ok(convolved(config, &attends, k.size("shortconv.l_cache")?.unwrap_or(TAPS)))
 }
 

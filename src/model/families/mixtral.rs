@@ -4,6 +4,7 @@
 use super::json::Routing;
 use super::names::{ExpertNames, LLAMA, Names};
 use super::{Activated, Family, llama};
+use crate::model::role::Role;
 
 pub(super) const FAMILY: Family = Family {
     name: "mixtral",
@@ -28,7 +29,6 @@ pub(super) const TURBOSPARSE: Family = Family {
 const KEYS: [&str; 3] = ["num_local_experts", "num_experts_per_tok", "intermediate_size"];
 const EXPERT: &str = "block_sparse_moe.experts.";
 const PUBLISHED: Names = Names {
-    more: ["", "", "block_sparse_moe.gate", "", "", "", "", "", "", ""],
     experts: ExpertNames { each: [[EXPERT, ".w1"], [EXPERT, ".w3"], [EXPERT, ".w2"]], ..LLAMA.experts },
-    ..LLAMA
+    ..LLAMA.with(Role::Router, "block_sparse_moe.gate")
 };

@@ -23,6 +23,7 @@ pub mod names;
 mod opt;
 mod qwen2;
 mod qwen3;
+mod qwen35;
 mod smallthinker;
 mod smollm3;
 
@@ -40,7 +41,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 30] = [
+const FAMILIES: [Family; 38] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -56,6 +57,14 @@ const FAMILIES: [Family; 30] = [
     qwen3::FAMILY,
     qwen3::MIXTURE,
     qwen3::MIXTURE_GGUF,
+    qwen35::FAMILY,
+    qwen35::MIXTURE,
+    qwen35::DIRECTORY,
+    qwen35::TEXT,
+    qwen35::DIRECTORY_MIXTURE,
+    qwen35::TEXT_MIXTURE,
+    qwen35::NEXT,
+    qwen35::NEXT_GGUF,
     gpt_oss::FAMILY,
     gpt_oss::DIRECTORY,
     gemma3::FAMILY,

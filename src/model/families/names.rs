@@ -1,7 +1,7 @@
 //! The names of tensors in a file, and the order of the rows of queries, keys and values in them.
 
 use crate::formats::Tensors;
-use crate::model::layer::Attention;
+use crate::model::layer::{Attention, DeltaNet, Mixer};
 use crate::model::role::Role;
 
 /// The names of a model's tensors, without `.weight` and `.bias`.
@@ -16,15 +16,16 @@ pub struct Names {
     /// Names behind the number of a layer, in the order of [`Role`]: norm of attention, q, k, v, output, norm of the FFN, gate, up, down.
     /// Empty where a family has none; q, k and v are the same where they are one tensor.
     pub inside: [&'static str; 9],
-    /// The same for norm of queries, norm of keys, router, sinks, selection bias, norms of the outputs of attention and of the FFN,
-    /// a convolution's projections, taps and output.
-    pub more: [&'static str; 10],
+    /// The same for the roles from the norm of queries to that of a delta net's heads ([`Names::with`]).
+    pub more: [&'static str; 17],
     /// The same for the shared expert's gate, up, down and router row.
     pub shared: [&'static str; 4],
     /// The experts' tensors of a layer.
     pub experts: ExpertNames,
     /// How the rows of queries, keys and values stand in these tensors.
     pub qkv: QkvRows,
+    /// The same of a delta net's projections.
+    pub delta: DeltaRows,
     /// What is added to the weights of norms as they stand in the file.
     pub norm_offset: f32,
 }
@@ -58,6 +59,17 @@ pub enum QkvRows {
     Grouped,
 }
 
+/// How the rows of a delta net's projections are arranged in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaRows {
+    /// A tensor for q, k and v, one for z, one for beta, one for alpha.
+    Apart,
+    /// The last two are one tensor: for each head of keys the rows of its heads of values, beta's, then alpha's.
+    BetaAlpha,
+    /// So they are, and the others are one tensor, too: for each head of keys its q, its k, its heads' v, their z.
+    Joined,
+}
+
 /// Hugging Face's names of Llama and its like.
 pub const LLAMA: Names = Names {
     outer: "model.",
@@ -74,7 +86,7 @@ pub const LLAMA: Names = Names {
         "mlp.up_proj",
         "mlp.down_proj",
     ],
-    more: ["self_attn.q_norm", "self_attn.k_norm", "mlp.gate", "", "", "", "", "", "", ""],
+    more: [""; 17],
     shared: [
         "mlp.shared_expert.gate_proj",
         "mlp.shared_expert.up_proj",
@@ -87,8 +99,13 @@ pub const LLAMA: Names = Names {
         gate_and_up: "mlp.experts.gate_up_proj",
     },
     qkv: QkvRows::Apart,
+    delta: DeltaRows::Apart,
     norm_offset: 0.0,
-};
+}
+.with(Role::QNorm, "self_attn.q_norm")
+.with(Role::KNorm, "self_attn.k_norm")
+.with(Role::Router, "mlp.gate")
+.with(Role::AttnGate, "self_attn.q_proj");
 
 /// llama.cpp's names.
 pub const GGUF: Names = Names {
@@ -107,6 +124,13 @@ pub const GGUF: Names = Names {
         "shortconv.in_proj",
         "shortconv.conv",
         "shortconv.out_proj",
+        "attn_q",
+        "attn_gate",
+        "ssm_beta",
+        "ssm_alpha",
+        "ssm_dt",
+        "ssm_a",
+        "ssm_norm",
     ],
     shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"],
     experts: ExpertNames {
@@ -115,6 +139,7 @@ pub const GGUF: Names = Names {
         gate_and_up: "ffn_gate_up_exps",
     },
     qkv: QkvRows::Apart,
+    delta: DeltaRows::Apart,
     norm_offset: 0.0,
 };
 
@@ -135,6 +160,16 @@ const OUTER: [&str; 7] = [
 const HEADS: [&str; 3] = ["language_model.lm_head", "model.lm_head", "model.language_model.lm_head"];
 
 impl Names {
+    /// The same with another name for a role inside a layer, which is none of the shared expert's.
+    pub const fn with(mut self, role: Role, name: &'static str) -> Names {
+        let number = role as usize - Role::AttnNorm as usize;
+        match number.checked_sub(self.inside.len()) {
+            None => self.inside[number] = name,
+            Some(number) => self.more[number] = name,
+        }
+        self
+    }
+
     /// These names with the prefix that a Hugging Face directory has; as they are where it has none of those that are known.
     pub fn with_prefix_of(mut self, tensors: &Tensors) -> Names {
         let has = |name: String| tensors.get(&format!("{name}.weight")).is_some();
@@ -197,27 +232,31 @@ impl Names {
         matches!(self.qkv, QkvRows::Joined | QkvRows::Grouped)
     }
 
-    /// For each row of q, k or v, in the engine's order, its row in the file's tensor; `None` where they are the same. The engine's order
-    /// is head after head, each head's rows in rotate-half order.
-    pub fn row_order(&self, role: Role, a: &Attention<'_>) -> Option<Vec<usize>> {
+    /// For each row of a mixer's role, in the engine's order, its row in the file's tensor; `None` where they are the same.
+    pub fn row_order(&self, role: Role, mixer: Mixer<'_>) -> Option<Vec<usize>> {
+        match mixer {
+            Mixer::Attention(attention) => self.attention_rows(role, &attention),
+            Mixer::Delta(delta) => self.delta_rows(role, &delta),
+            Mixer::Convolution(_) => None,
+        }
+    }
+
+    /// The same of attention. The engine's order is head after head, each head's rows in rotate-half order. A gate stands in the tensor of
+    /// queries: of each head the query's rows, then the gate's.
+    fn attention_rows(&self, role: Role, a: &Attention<'_>) -> Option<Vec<usize>> {
         let heads = match role {
-            Role::Q => a.heads,
+            Role::Q | Role::AttnGate => a.heads,
             Role::K | Role::V => a.kv_heads,
             _ => return None,
         };
         let (dim, shared) = (a.head_dim, a.sharing());
         let rows = 0..heads * dim;
+        let (each, before) = match role {
+            Role::Q if a.gated => (2 * dim, 0),
+            Role::AttnGate => (2 * dim, dim),
+            _ => (dim, 0),
+        };
         match self.qkv {
-            QkvRows::Apart => None,
-            QkvRows::Interleaved | QkvRows::Partial { .. } if role == Role::V => None,
-            QkvRows::Partial { rotated } => {
-                Some(rows.map(|r| r / dim * dim + partial(dim, rotated, r % dim)).collect())
-            }
-            QkvRows::Interleaved => {
-                // The pair (i, i + dim / 2) of ours is (2i, 2i + 1) there.
-                let within = |r: usize| if r < dim / 2 { 2 * r } else { 2 * (r - dim / 2) + 1 };
-                Some(rows.map(|r| r / dim * dim + within(r % dim)).collect())
-            }
             QkvRows::Joined => {
                 let first = match role {
                     Role::Q => 0,
@@ -234,6 +273,37 @@ impl Names {
                 };
                 Some(rows.map(|r| place(r / dim) * dim + r % dim).collect())
             }
+            QkvRows::Partial { rotated } if matches!(role, Role::Q | Role::K) => {
+                Some(rows.map(|r| r / dim * each + partial(dim, rotated, r % dim)).collect())
+            }
+            QkvRows::Interleaved if matches!(role, Role::Q | Role::K) => {
+                // The pair (i, i + dim / 2) of ours is (2i, 2i + 1) there.
+                let within = |r: usize| if r < dim / 2 { 2 * r } else { 2 * (r - dim / 2) + 1 };
+                Some(rows.map(|r| r / dim * each + within(r % dim)).collect())
+            }
+            _ if each > dim => Some(rows.map(|r| r / dim * each + before + r % dim).collect()),
+            _ => None,
+        }
+    }
+
+    /// The same of a delta net. The engine's order is that of [`DeltaRows::Apart`].
+    fn delta_rows(&self, role: Role, delta: &DeltaNet) -> Option<Vec<usize>> {
+        let (dim, each) = (delta.head_dim, delta.value_heads / delta.key_heads);
+        // Of a head of keys in the joined tensor: q, k, v and z of its heads.
+        let group = 2 * (1 + each) * dim;
+        let of_values =
+            |first: usize| (0..delta.values()).map(move |r| r / (each * dim) * group + first + r % (each * dim));
+        match (role, self.delta) {
+            (Role::MixerIn, DeltaRows::Joined) => {
+                let keys = |first: usize| (0..delta.keys()).map(move |r| r / dim * group + first + r % dim);
+                Some(keys(0).chain(keys(dim)).chain(of_values(2 * dim)).collect())
+            }
+            (Role::DeltaGate, DeltaRows::Joined) => Some(of_values((2 + each) * dim).collect()),
+            (Role::DeltaBeta | Role::DeltaAlpha, DeltaRows::Joined | DeltaRows::BetaAlpha) => {
+                let first = if role == Role::DeltaBeta { 0 } else { each };
+                Some((0..delta.value_heads).map(|r| r / each * 2 * each + first + r % each).collect())
+            }
+            _ => None,
         }
     }
 }

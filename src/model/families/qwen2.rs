@@ -55,7 +55,7 @@ fn mixture_gguf(k: &Keys) -> Result<ModelConfig> {
 }
 
 /// The same mixture with a shared expert of so many neurons, whose output has a weight.
-fn with_shared(mut config: ModelConfig, width: usize) -> ModelConfig {
+pub(super) fn with_shared(mut config: ModelConfig, width: usize) -> ModelConfig {
     config.form.experts.iter_mut().for_each(|experts| experts.shared = Some(SharedForm { width, weighted: true }));
     config
 }

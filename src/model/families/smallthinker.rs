@@ -8,6 +8,7 @@ use super::{Activated, Family};
 use crate::error::Result;
 use crate::model::config::{Activation, ModelConfig};
 use crate::model::layer::{LayerForm, RouterInput, Scoring};
+use crate::model::role::Role;
 use serde_json::Value;
 
 pub(super) const FAMILY: Family = Family {
@@ -24,9 +25,8 @@ const REGLU: Activated = Activated { unsaid: Activation::Relu, gated: true, both
 
 const EXPERT: &str = "block_sparse_moe.experts.";
 const NAMES: Names = Names {
-    more: ["", "", "block_sparse_moe.primary_router", "", "", "", "", "", "", ""],
     experts: ExpertNames { each: [[EXPERT, ".gate"], [EXPERT, ".up"], [EXPERT, ".down"]], ..LLAMA.experts },
-    ..LLAMA
+    ..LLAMA.with(Role::Router, "block_sparse_moe.primary_router")
 };
 
 /// A softmax over the experts that were chosen, or sigmoids by their sum, whatever `norm_topk_prob` says: its own code does not read that.

@@ -1,0 +1,197 @@
+//! Gated delta nets ([`crate::model::layer::DeltaNet`]): convolution, gates, and the recurrence of each head.
+
+use super::positions::{TokenPosition, runs};
+use crate::cpu::recurrence::{Gates, LANES, Tokens};
+use crate::cpu::thread_pool::Parts;
+use crate::cpu::{Kernels, ThreadPool};
+use crate::model::layer::DeltaNet;
+use crate::model::recurrence::Recurrence;
+use crate::model::{KvCache, Turn};
+use crate::ops::math;
+
+const _: () = assert!(DeltaNet::LANES == LANES);
+
+/// Queries and keys are divided by their length, which this is added to the square of.
+const EPSILON: f32 = 1e-6;
+
+/// Working memory of a delta net.
+#[derive(Default)]
+pub(super) struct DeltaRoom {
+    /// Queries, keys and values behind the convolution, `[n, channels]`.
+    convolved: Vec<f32>,
+    /// `[n, value_heads]`
+    gates: Vec<Gates>,
+}
+
+/// A layer's delta net with its weights.
+#[derive(Clone, Copy)]
+pub(super) struct Net<'a> {
+    pub form: DeltaNet,
+    pub weights: &'a Recurrence,
+    /// Of the norm of what heads make.
+    pub epsilon: f32,
+}
+
+/// out[t] = the delta net of token t. `projected` is `[n, rows]`: q, k, v, z, beta and alpha of each token; `out` is `[n, values]`. The tokens of
+/// a sequence follow each other, and the caches' states go on with them until the pass is committed.
+pub(super) fn delta_net(
+    (pool, kernels): (&mut ThreadPool, &Kernels),
+    net: Net<'_>,
+    caches: &mut [KvCache],
+    layer: usize,
+    positions: &[TokenPosition],
+    projected: &[f32],
+    room: &mut DeltaRoom,
+    out: &mut [f32],
+) {
+    let (form, rows) = (net.form, projected.len() / positions.len());
+    for run in runs(positions) {
+        let TokenPosition { sequence, position } = positions[run.start];
+        let Turn { from, to } = caches[sequence].state(layer, position);
+        let projected = &projected[run.start * rows..run.end * rows];
+        room.convolved.resize(run.len() * form.channels(), 0.0);
+        room.gates.resize(run.len() * form.value_heads, Gates::default());
+        let columns = &from.unwrap_or(&*to)[..form.columns()];
+        prepare((pool, kernels), net, columns, projected, room);
+        keep_columns(form, from, to, projected);
+        let out = &mut out[run.start * form.values()..run.end * form.values()];
+        let states = (from.map(|from| &from[form.columns()..]), &mut to[form.columns()..]);
+        recur((pool, kernels), net, states, projected, room, out);
+    }
+}
+
+/// Queries, keys and values behind the convolution, and the gates of each head. `columns` are the inputs of the convolution before the tokens.
+fn prepare(
+    (pool, kernels): (&mut ThreadPool, &Kernels),
+    net: Net<'_>,
+    columns: &[f32],
+    projected: &[f32],
+    room: &mut DeltaRoom,
+) {
+    let Net { form, weights, .. } = net;
+    let DeltaNet { key_heads, value_heads, head_dim: dim, taps, .. } = form;
+    let (channels, heads) = (form.channels(), 2 * key_heads + value_heads);
+    let n = room.convolved.len() / channels;
+    let rows = projected.len() / n;
+    // The inputs of the convolution at `taps - 1 - tap` positions before token t.
+    let input = |t: usize, tap: usize| match (t + tap + 1).checked_sub(taps) {
+        Some(t) => &projected[t * rows..][..channels],
+        None => &columns[(t + tap) * channels..][..channels],
+    };
+    // Heads of a token are divided among threads where there are few tokens.
+    let parts = if n < pool.threads() { pool.threads().min(heads) } else { 1 };
+    let (convolved, gates) = (Parts::new(&mut room.convolved), Parts::new(&mut room.gates));
+    pool.run(n * parts, |_, task| {
+        let (t, part) = (task / parts, task % parts);
+        for head in part * heads / parts..(part + 1) * heads / parts {
+            let at = head * dim..(head + 1) * dim;
+            // SAFETY: each task has heads of its own.
+            let out = unsafe { convolved.part(t * channels + at.start..t * channels + at.end) };
+            out.fill(0.0);
+            for tap in 0..taps {
+                let (x, w) = (&input(t, tap)[at.clone()], &weights.taps[tap * channels..][at.clone()]);
+                out.iter_mut().zip(x).zip(w).for_each(|((out, x), w)| *out += x * w);
+            }
+            // SAFETY: the kernels are for this machine.
+            unsafe { (kernels.recurrences.silu)(out) };
+            if head < 2 * key_heads {
+                let scale = if head < key_heads { 1.0 / (dim as f32).sqrt() } else { 1.0 };
+                let scale = scale / (math::sum(out.iter().map(|x| x * x)) + EPSILON).sqrt();
+                out.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
+    });
+    let numbers = &room.convolved;
+    pool.run(n.div_ceil(TOKENS), |_, task| {
+        for t in task * TOKENS..n.min((task + 1) * TOKENS) {
+            // SAFETY: each task has tokens of its own.
+            let gates = unsafe { gates.part(t * value_heads..(t + 1) * value_heads) };
+            let [beta, alpha] = [2, 1].map(|last| &projected[(t + 1) * rows - last * value_heads..][..value_heads]);
+            for (head, gate) in gates.iter_mut().enumerate() {
+                let step = softplus(alpha[head] + weights.step_bias[head]);
+                let of = |first: usize| &numbers[t * channels + first + form.key_head(head) * dim..][..dim];
+                let key_query = math::sum(of(0).iter().zip(of(form.keys())).map(|(q, k)| q * k));
+                let beta = 1.0 / (1.0 + (-beta[head]).exp());
+                *gate = Gates { decay: (weights.decay[head] * step).exp(), beta, key_query };
+            }
+        }
+    });
+}
+
+/// Tokens whose gates a task computes: fewer take less time than handing them to another thread.
+const TOKENS: usize = 16;
+
+/// ln(1 + e^x)
+fn softplus(x: f32) -> f32 {
+    // Beyond this the sum is x to the last bit.
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// The inputs of the convolution at the last positions are kept for the next tokens.
+fn keep_columns(form: DeltaNet, from: Option<&[f32]>, to: &mut [f32], projected: &[f32]) {
+    let (channels, kept) = (form.channels(), form.taps - 1);
+    let rows = form.channels() + form.values() + 2 * form.value_heads;
+    let n = projected.len() / rows;
+    // Those that are kept from before the tokens move to the front.
+    let old = kept.saturating_sub(n);
+    let before = (kept - old) * channels..kept * channels;
+    match from {
+        Some(from) => to[..old * channels].copy_from_slice(&from[before]),
+        None => to.copy_within(before, 0),
+    }
+    for i in old..kept {
+        let t = n + i - kept;
+        to[i * channels..(i + 1) * channels].copy_from_slice(&projected[t * rows..][..channels]);
+    }
+}
+
+/// The recurrence of each head over all tokens of a sequence, the norm of what it makes, and its gate.
+fn recur(
+    (pool, kernels): (&mut ThreadPool, &Kernels),
+    net: Net<'_>,
+    (from, to): (Option<&[f32]>, &mut [f32]),
+    projected: &[f32],
+    room: &DeltaRoom,
+    out: &mut [f32],
+) {
+    let Net { form, weights, epsilon } = net;
+    let DeltaNet { value_heads, head_dim: dim, .. } = form;
+    let (channels, values) = (form.channels(), form.values());
+    let n = out.len() / values;
+    let rows = projected.len() / n;
+    let (out, to, tile) = (Parts::new(out), Parts::new(to), dim * LANES);
+    pool.run(value_heads, |_, head| {
+        for first in (0..dim).step_by(LANES) {
+            let at = head * dim * dim + first * dim..head * dim * dim + first * dim + tile;
+            // SAFETY: each task has a head's state and outputs of its own.
+            let state = unsafe { to.part(at.clone()) };
+            if let Some(from) = from {
+                state.copy_from_slice(&from[at]);
+            }
+            let tokens = Tokens {
+                numbers: &room.convolved,
+                stride: channels,
+                query: form.key_head(head) * dim,
+                key: form.keys() + form.key_head(head) * dim,
+                value: 2 * form.keys() + head * dim + first,
+                gates: &room.gates[head..],
+                gate_stride: value_heads,
+            };
+            let state = state.as_chunks_mut::<LANES>().0;
+            // SAFETY: as above; each token has `values` outputs, and the kernels are for this machine.
+            unsafe {
+                let out = out.start().add(head * dim + first);
+                (kernels.recurrences.delta_rule)(state, tokens, n, out, values);
+            }
+        }
+        for t in 0..n {
+            // SAFETY: as above.
+            let out = unsafe { out.part(t * values + head * dim..t * values + (head + 1) * dim) };
+            let gate = &projected[t * rows + channels + head * dim..][..dim];
+            let scale = 1.0 / (math::sum(out.iter().map(|x| x * x)) / dim as f32 + epsilon).sqrt();
+            for ((out, w), z) in out.iter_mut().zip(&weights.norm).zip(gate) {
+                *out = *out * scale * w * crate::exp::silu(*z);
+            }
+        }
+    });
+}
