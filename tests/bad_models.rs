@@ -583,6 +583,30 @@ fn what_a_family_does_not_do_is_refused_by_name() {
             "config.json: moe_layer_interval: is 2; only 1 is supported",
         ),
         ("smollm3", json!({"no_rope_layers": [1, 0]}), "2 numbers say which of 5 layers are rotated"),
+        (
+            "qwen35",
+            json!({"attn_output_gate": false}),
+            "config.json: attn_output_gate: is false; only true is supported",
+        ),
+        ("qwen35", json!({"layer_types": ["full_attention"]}), "config.json: layer_types: names 1 layers of 5"),
+        ("qwen35", json!({"layer_types": ["mamba"]}), "config.json: layer_types: names \"mamba\"; known are"),
+        ("qwen35", json!({"linear_num_key_heads": null}), "config.json: linear_num_key_heads: missing"),
+        ("qwen35", json!({"linear_num_key_heads": 0}), "a delta net's head count of keys is 0; it must be 1 to 1024"),
+        (
+            "qwen35",
+            json!({"linear_num_value_heads": 4294967295u32}),
+            "a delta net's head count of values is 4294967295",
+        ),
+        ("qwen35", json!({"linear_num_value_heads": 5}), "5 value heads of a delta net cannot share 2 key heads"),
+        ("qwen35", json!({"linear_key_head_dim": 32}), "config.json: linear_key_head_dim: is 32; only 16 is supported"),
+        (
+            "qwen35",
+            json!({"linear_key_head_dim": 24, "linear_value_head_dim": 24}),
+            "a delta net's head size is 24; it must be a multiple of 16",
+        ),
+        ("qwen35", json!({"linear_conv_kernel_dim": 1}), "a convolution reads 1 positions; it must be 2 to 64"),
+        ("qwen35-moe", json!({"shared_expert_intermediate_size": null}), "shared_expert_intermediate_size: missing"),
+        ("qwen3-next", json!({"full_attention_interval": 9}), "no layer has attention"),
     ];
     for (model, changes, want) in cases {
         assert_says(&config_refusal(model, changes.clone()), &[want], &format!("{model} {changes}"));
@@ -597,6 +621,34 @@ fn a_size_for_each_layer_is_read_where_all_are_the_same() {
     let source = Source::open(dir.path(), None).unwrap();
     assert_eq!((source.config.ffn, source.config.width(1)), (96, 96));
     assert_eq!(source.fingerprint(), Source::open(&fixture("llama"), None).unwrap().fingerprint());
+}
+
+#[test]
+fn keys_of_a_delta_net_that_contradict_each_other_are_refused_by_name() {
+    let cases = [
+        ("ssm.inner_size", 65, "qwen35.ssm.inner_size: is 65; it must be 4 heads of 16"),
+        ("ssm.group_count", 0, "a delta net's head count of keys is 0; it must be 1 to 1024"),
+        ("ssm.group_count", 3, "4 value heads of a delta net cannot share 3 key heads"),
+        ("ssm.conv_kernel", u32::MAX, "a convolution reads 4294967295 positions; it must be 2 to 64"),
+        ("nextn_predict_layers", 5, "qwen35.nextn_predict_layers: the layer count is 0; it must be 1 to 4096"),
+        ("full_attention_interval", 0, "no layer has attention"),
+        ("rope.dimension_count", 7, "qwen35.rope.dimension_count: is 7; it must be even"),
+    ];
+    for (key, value, want) in cases {
+        let key = format!("qwen35.{key}");
+        let message = gguf_refusal("qwen35.gguf", "model.gguf", &key, |f| f.set(&key, Value::U32(value)));
+        assert_says(&message, &[want], &key);
+    }
+    for key in ["ssm.inner_size", "ssm.group_count", "ssm.conv_kernel", "ssm.state_size", "ssm.time_step_rank"] {
+        let key = format!("qwen35.{key}");
+        let message = gguf_refusal("qwen35.gguf", "model.gguf", &key, |f| f.remove(&key));
+        assert_says(&message, &[&format!("{key}: missing")], &key);
+    }
+    for name in ["ssm_a", "ssm_dt.bias", "ssm_norm.weight", "ssm_conv1d.weight", "ssm_out.weight", "attn_gate.weight"] {
+        let name = format!("blk.1.{name}");
+        let message = gguf_refusal("qwen35.gguf", "model.gguf", &name, |f| f.drop_tensor(&name));
+        assert_says(&message, &["the tensor is missing"], &name);
+    }
 }
 
 #[test]

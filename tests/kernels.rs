@@ -376,13 +376,13 @@ proptest! {
             }
         }
         for kernels in supported() {
-            let tokens = Tokens {
-                numbers: &numbers, stride, query: 0, key: keys, value: 2 * keys, gates: &gates, gate_stride: 1,
-            };
+            let (queries, of_keys, values) = (&numbers[..], &numbers[keys..], &numbers[2 * keys..]);
+            let tokens = Tokens { queries, keys: of_keys, values, stride, gates: &gates, gate_stride: 1 };
             // The tokens at once, and in two passes, give the same bits.
             let run = |first: usize| {
                 let (mut state, mut out) = (start.clone(), vec![f32::NAN; n * (LANES + 5)]);
-                let rest = Tokens { numbers: &numbers[first * stride..], gates: &gates[first..], ..tokens };
+                let [queries, keys, values] = [queries, of_keys, values].map(|of| &of[first * stride..]);
+                let rest = Tokens { queries, keys, values, gates: &gates[first..], ..tokens };
                 // SAFETY: each token has a place for its outputs.
                 unsafe {
                     (kernels.recurrences.delta_rule)(&mut state, tokens, first, out.as_mut_ptr(), LANES + 5);

@@ -43,7 +43,7 @@ fn by_few(engine: &mut Engine, tokens: &[u32], each: usize) -> Vec<f32> {
 }
 
 /// Rope, a sliding window, biases, attention beside the FFN, normed queries, many queries to a key, experts, one of them for every token.
-const FAMILIES: [&str; 13] = [
+const FAMILIES: [&str; 12] = [
     "llama",
     "mistral",
     "qwen2",
@@ -55,7 +55,6 @@ const FAMILIES: [&str; 13] = [
     "gemma3",
     "glm4-moe",
     "qwen35",
-    "qwen35-moe",
     "lfm2",
 ];
 

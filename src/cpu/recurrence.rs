@@ -1,25 +1,29 @@
 //! The recurrence of linear attention: a state that each token scales, reads and adds to, for [`LANES`] numbers of a head's values at a time.
 //!
 //! The state of so many numbers is a row of them for each number of a key, so that a token's products with its key and its query are sums of rows
-//! without sums over lanes. The versions for instruction sets are one function in plain Rust that is compiled for each.
+//! without sums over lanes. It is one function over vectors of an instruction set.
+
+// Registers are indexed: iterators over them do not stay in registers.
+#![allow(clippy::needless_range_loop)]
+
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::arch::*;
 
 /// Numbers of values that are computed side by side, whatever the instruction set.
 pub const LANES: usize = 16;
 
-/// What some tokens bring to a head: the numbers of token t begin at `t * stride` in `numbers`.
+/// What some tokens bring to a head. The numbers of token t begin at `t * stride` of each list.
 #[derive(Clone, Copy)]
 pub struct Tokens<'a> {
-    /// `[n, stride]`
-    pub numbers: &'a [f32],
-    /// Numbers of a token.
+    /// Queries, each as long as a key.
+    pub queries: &'a [f32],
+    /// Keys.
+    pub keys: &'a [f32],
+    /// Values, of which those of the lanes are the first.
+    pub values: &'a [f32],
+    /// Numbers from a token to the next.
     pub stride: usize,
-    /// Where the query begins, which is as long as the key.
-    pub query: usize,
-    /// Where the key begins.
-    pub key: usize,
-    /// Where the values of these lanes begin.
-    pub value: usize,
-    /// `[n]`, `gate_stride` apart.
+    /// The gates of token t are number `t * gate_stride`.
     pub gates: &'a [Gates],
     /// Gates from a token to the next.
     pub gate_stride: usize,
@@ -59,15 +63,140 @@ pub struct Recurrences {
     pub silu: Silu,
 }
 
-/// a * b + c, rounded once where the instruction set does it so.
-#[inline(always)]
-fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
-    if FUSED { a.mul_add(b, c) } else { a * b + c }
+/// [`LANES`] numbers, as an instruction set holds them.
+trait Vector: Copy {
+    fn splat(x: f32) -> Self;
+    /// # Safety
+    /// The CPU has the instructions, as for all functions here.
+    unsafe fn load(from: &[f32; LANES]) -> Self;
+    unsafe fn store(self, to: &mut [f32; LANES]);
+    unsafe fn times(self, other: Self) -> Self;
+    /// self * other + more, rounded once where the instruction set does it so.
+    unsafe fn times_plus(self, other: Self, more: Self) -> Self;
+    unsafe fn plus(self, other: Self) -> Self;
+    unsafe fn minus(self, other: Self) -> Self;
 }
+
+impl Vector for [f32; LANES] {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        [x; LANES]
+    }
+    #[inline(always)]
+    unsafe fn load(from: &[f32; LANES]) -> Self {
+        *from
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: &mut [f32; LANES]) {
+        *to = self;
+    }
+    #[inline(always)]
+    unsafe fn times(self, other: Self) -> Self {
+        std::array::from_fn(|i| self[i] * other[i])
+    }
+    #[inline(always)]
+    unsafe fn times_plus(self, other: Self, more: Self) -> Self {
+        std::array::from_fn(|i| self[i] * other[i] + more[i])
+    }
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        std::array::from_fn(|i| self[i] + other[i])
+    }
+    #[inline(always)]
+    unsafe fn minus(self, other: Self) -> Self {
+        std::array::from_fn(|i| self[i] - other[i])
+    }
+}
+
+/// The vectors of an instruction set: so many registers of a type, so many numbers each.
+#[cfg(target_arch = "x86_64")]
+macro_rules! registers {
+    ($register:ty, $count:literal, $each:literal, $splat:ident, $load:ident, $store:ident, $times:ident, $fused:ident, $plus:ident, $minus:ident) => {
+        impl Vector for [$register; $count] {
+            #[inline(always)]
+            fn splat(x: f32) -> Self {
+                // SAFETY: only kernels that need these instructions have such vectors.
+                unsafe { [$splat(x); $count] }
+            }
+            #[inline(always)]
+            unsafe fn load(from: &[f32; LANES]) -> Self {
+                let mut out = Self::splat(0.0);
+                for i in 0..$count {
+                    out[i] = unsafe { $load(from.as_ptr().add($each * i)) };
+                }
+                out
+            }
+            #[inline(always)]
+            unsafe fn store(self, to: &mut [f32; LANES]) {
+                for i in 0..$count {
+                    unsafe { $store(to.as_mut_ptr().add($each * i), self[i]) };
+                }
+            }
+            #[inline(always)]
+            unsafe fn times(self, other: Self) -> Self {
+                let mut out = self;
+                for i in 0..$count {
+                    out[i] = unsafe { $times(self[i], other[i]) };
+                }
+                out
+            }
+            #[inline(always)]
+            unsafe fn times_plus(self, other: Self, more: Self) -> Self {
+                let mut out = self;
+                for i in 0..$count {
+                    out[i] = unsafe { $fused(self[i], other[i], more[i]) };
+                }
+                out
+            }
+            #[inline(always)]
+            unsafe fn plus(self, other: Self) -> Self {
+                let mut out = self;
+                for i in 0..$count {
+                    out[i] = unsafe { $plus(self[i], other[i]) };
+                }
+                out
+            }
+            #[inline(always)]
+            unsafe fn minus(self, other: Self) -> Self {
+                let mut out = self;
+                for i in 0..$count {
+                    out[i] = unsafe { $minus(self[i], other[i]) };
+                }
+                out
+            }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+registers!(
+    __m256,
+    2,
+    8,
+    _mm256_set1_ps,
+    _mm256_loadu_ps,
+    _mm256_storeu_ps,
+    _mm256_mul_ps,
+    _mm256_fmadd_ps,
+    _mm256_add_ps,
+    _mm256_sub_ps
+);
+#[cfg(target_arch = "x86_64")]
+registers!(
+    __m512,
+    1,
+    16,
+    _mm512_set1_ps,
+    _mm512_loadu_ps,
+    _mm512_storeu_ps,
+    _mm512_mul_ps,
+    _mm512_fmadd_ps,
+    _mm512_add_ps,
+    _mm512_sub_ps
+);
 
 /// The delta rule with U sums side by side, which do not wait for each other.
 #[inline(always)]
-unsafe fn delta_rule<const FUSED: bool, const U: usize>(
+unsafe fn delta_rule<V: Vector, const U: usize>(
     state: &mut [[f32; LANES]],
     tokens: Tokens<'_>,
     n: usize,
@@ -77,37 +206,30 @@ unsafe fn delta_rule<const FUSED: bool, const U: usize>(
     let keys = state.len();
     assert!(keys.is_multiple_of(U));
     for t in 0..n {
-        let numbers = &tokens.numbers[t * tokens.stride..];
-        let (key, query) = (&numbers[tokens.key..][..keys], &numbers[tokens.query..][..keys]);
-        let value: &[f32; LANES] = numbers[tokens.value..].first_chunk().expect("the values of these lanes");
+        let at = t * tokens.stride;
+        let (key, query) = (&tokens.keys[at..][..keys], &tokens.queries[at..][..keys]);
+        let value: &[f32; LANES] = tokens.values[at..].first_chunk().expect("the values of these lanes");
         let Gates { decay, beta, key_query } = tokens.gates[t * tokens.gate_stride];
-        // What the state has for the key, and for the query.
-        let (mut had, mut seen) = ([[0f32; LANES]; U], [[0f32; LANES]; U]);
-        let groups = state.chunks_exact(U).zip(key.chunks_exact(U)).zip(query.chunks_exact(U));
-        for ((rows, key), query) in groups {
-            for u in 0..U {
-                for i in 0..LANES {
-                    had[u][i] = multiply_add::<FUSED>(rows[u][i], key[u], had[u][i]);
-                    seen[u][i] = multiply_add::<FUSED>(rows[u][i], query[u], seen[u][i]);
+        // SAFETY: the caller's promises.
+        unsafe {
+            // What the state has for the key, and for the query.
+            let (mut had, mut seen) = ([V::splat(0.0); U], [V::splat(0.0); U]);
+            let groups = state.chunks_exact(U).zip(key.chunks_exact(U)).zip(query.chunks_exact(U));
+            for ((rows, key), query) in groups {
+                for u in 0..U {
+                    let row = V::load(&rows[u]);
+                    had[u] = row.times_plus(V::splat(key[u]), had[u]);
+                    seen[u] = row.times_plus(V::splat(query[u]), seen[u]);
                 }
             }
-        }
-        for u in 1..U {
-            for i in 0..LANES {
-                had[0][i] += had[u][i];
-                seen[0][i] += seen[u][i];
+            for u in 1..U {
+                (had[0], seen[0]) = (had[0].plus(had[u]), seen[0].plus(seen[u]));
             }
-        }
-        let mut added = [0f32; LANES];
-        // SAFETY: the caller's promise.
-        let out: &mut [f32; LANES] = unsafe { &mut *out.add(t * out_stride).cast() };
-        for i in 0..LANES {
-            added[i] = beta * (value[i] - decay * had[0][i]);
-            out[i] = multiply_add::<FUSED>(key_query, added[i], decay * seen[0][i]);
-        }
-        for (row, &key) in state.iter_mut().zip(key) {
-            for i in 0..LANES {
-                row[i] = multiply_add::<FUSED>(key, added[i], decay * row[i]);
+            let decay = V::splat(decay);
+            let added = V::splat(beta).times(V::load(value).minus(decay.times(had[0])));
+            V::splat(key_query).times_plus(added, decay.times(seen[0])).store(&mut *out.add(t * out_stride).cast());
+            for (row, &key) in state.iter_mut().zip(key) {
+                added.times_plus(V::splat(key), decay.times(V::load(row))).store(row);
             }
         }
     }
@@ -118,16 +240,16 @@ fn silu(numbers: &mut [f32]) {
     numbers.iter_mut().for_each(|x| *x = crate::exp::silu(*x));
 }
 
-/// The two kernels of an instruction set, by its features, whether it fuses, and the sums that it keeps side by side.
+/// The two kernels of an instruction set, by its vectors, the sums that it keeps side by side, and its features.
 macro_rules! versions {
-    ($module:ident, $fused:literal, $sums:literal $(, $features:literal)?) => {
+    ($module:ident, $vector:ty, $sums:literal $(, $features:literal)?) => {
         mod $module {
             use super::*;
 
             $(#[cfg_attr(not(emulated), target_feature(enable = $features))])?
             pub unsafe fn delta_rule(s: &mut [[f32; LANES]], t: Tokens<'_>, n: usize, out: *mut f32, stride: usize) {
                 // SAFETY: the caller's promises.
-                unsafe { super::delta_rule::<$fused, $sums>(s, t, n, out, stride) }
+                unsafe { super::delta_rule::<$vector, $sums>(s, t, n, out, stride) }
             }
 
             $(#[cfg_attr(not(emulated), target_feature(enable = $features))])?
@@ -137,11 +259,11 @@ macro_rules! versions {
         }
     };
 }
-versions!(portable, false, 1);
+versions!(portable, [f32; LANES], 1);
 #[cfg(target_arch = "x86_64")]
-versions!(avx2, true, 2, "avx2,fma");
+versions!(avx2, [__m256; 2], 2, "avx2,fma");
 #[cfg(target_arch = "x86_64")]
-versions!(avx512, true, 4, "avx512f,avx512bw,avx512vl,avx512dq");
+versions!(avx512, [__m512; 1], 4, "avx512f,avx512bw,avx512vl,avx512dq");
 
 /// For every processor.
 pub(super) const PORTABLE: Recurrences = Recurrences { delta_rule: portable::delta_rule, silu: portable::silu };

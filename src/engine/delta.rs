@@ -17,7 +17,7 @@ const EPSILON: f32 = 1e-6;
 /// Working memory of a delta net.
 #[derive(Default)]
 pub(super) struct DeltaRoom {
-    /// Queries, keys and values behind the convolution, `[n, channels]`.
+    /// Queries, keys and values behind the convolution, `[heads, n, head_dim]`: what a head reads lies together.
     convolved: Vec<f32>,
     /// `[n, value_heads]`
     gates: Vec<Gates>,
@@ -86,7 +86,7 @@ fn prepare(
         for head in part * heads / parts..(part + 1) * heads / parts {
             let at = head * dim..(head + 1) * dim;
             // SAFETY: each task has heads of its own.
-            let out = unsafe { convolved.part(t * channels + at.start..t * channels + at.end) };
+            let out = unsafe { convolved.part((head * n + t) * dim..(head * n + t + 1) * dim) };
             out.fill(0.0);
             for tap in 0..taps {
                 let (x, w) = (&input(t, tap)[at.clone()], &weights.taps[tap * channels..][at.clone()]);
@@ -109,8 +109,8 @@ fn prepare(
             let [beta, alpha] = [2, 1].map(|last| &projected[(t + 1) * rows - last * value_heads..][..value_heads]);
             for (head, gate) in gates.iter_mut().enumerate() {
                 let step = softplus(alpha[head] + weights.step_bias[head]);
-                let of = |first: usize| &numbers[t * channels + first + form.key_head(head) * dim..][..dim];
-                let key_query = math::sum(of(0).iter().zip(of(form.keys())).map(|(q, k)| q * k));
+                let of = |first: usize| &numbers[((first + form.key_head(head)) * n + t) * dim..][..dim];
+                let key_query = math::sum(of(0).iter().zip(of(key_heads)).map(|(q, k)| q * k));
                 let beta = 1.0 / (1.0 + (-beta[head]).exp());
                 *gate = Gates { decay: (weights.decay[head] * step).exp(), beta, key_query };
             }
@@ -155,11 +155,12 @@ fn recur(
     out: &mut [f32],
 ) {
     let Net { form, weights, epsilon } = net;
-    let DeltaNet { value_heads, head_dim: dim, .. } = form;
+    let DeltaNet { key_heads, value_heads, head_dim: dim, .. } = form;
     let (channels, values) = (form.channels(), form.values());
     let n = out.len() / values;
     let rows = projected.len() / n;
     let (out, to, tile) = (Parts::new(out), Parts::new(to), dim * LANES);
+    let of_head = |head: usize| &room.convolved[head * n * dim..(head + 1) * n * dim];
     pool.run(value_heads, |_, head| {
         for first in (0..dim).step_by(LANES) {
             let at = head * dim * dim + first * dim..head * dim * dim + first * dim + tile;
@@ -169,11 +170,10 @@ fn recur(
                 state.copy_from_slice(&from[at]);
             }
             let tokens = Tokens {
-                numbers: &room.convolved,
-                stride: channels,
-                query: form.key_head(head) * dim,
-                key: form.keys() + form.key_head(head) * dim,
-                value: 2 * form.keys() + head * dim + first,
+                queries: of_head(form.key_head(head)),
+                keys: of_head(key_heads + form.key_head(head)),
+                values: &of_head(2 * key_heads + head)[first..],
+                stride: dim,
                 gates: &room.gates[head..],
                 gate_stride: value_heads,
             };

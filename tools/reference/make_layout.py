@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Write a GGUF with the real layout of a published family and random blocks, to measure speed without a download.
+
+    ref/bin/python tools/reference/make_layout.py qwen3.5-2b q4_k -o /tmp/qwen3.5-2b.gguf
+    ref/bin/python tools/reference/make_layout.py qwen3.5-35b-a3b q8_0 --layers 4 -o /tmp/qwen3.5-moe.gguf
+
+The text is noise. Names, shapes and keys are those of llama.cpp's converter, so that llama.cpp reads the file, too.
+"""
+import argparse
+import sys
+
+import gguf
+import numpy as np
+
+# Bytes of a block of 256 or 32 weights, and where its scales of f16 stand.
+BLOCKS = {"q4_k": (gguf.GGMLQuantizationType.Q4_K, 256, 144, (0, 2)), "q6_k": (gguf.GGMLQuantizationType.Q6_K, 256, 210, (208,)),
+          "q8_0": (gguf.GGMLQuantizationType.Q8_0, 32, 34, (0,)), "q4_0": (gguf.GGMLQuantizationType.Q4_0, 32, 18, (0,))}
+# Mean square of a random block's numbers for a scale of 1.
+SIZES = {"q4_k": 250.0, "q6_k": 1300.0, "q8_0": 74.0, "q4_0": 4.6}
+
+
+def qwen35(hidden, layers, ffn, heads, kv_heads, key_heads, value_heads, experts=None, tied=True):
+    return {"arch": "qwen35moe" if experts else "qwen35", "hidden": hidden, "layers": layers, "ffn": ffn, "heads": heads,
+            "kv_heads": kv_heads, "key_heads": key_heads, "value_heads": value_heads, "experts": experts, "tied": tied}
+
+
+MODELS = {
+    "qwen3.5-0.8b": qwen35(1024, 24, 3584, 8, 2, 16, 16),
+    "qwen3.5-2b": qwen35(2048, 24, 6144, 8, 2, 16, 16),
+    "qwen3.5-4b": qwen35(2560, 32, 9216, 16, 4, 16, 32),
+    "qwen3.5-35b-a3b": qwen35(2048, 40, 512, 16, 2, 16, 32, experts=(256, 8), tied=False),
+}
+HEAD, STATE, TAPS, VOCAB, EVERY = 256, 128, 4, 248320, 4
+
+
+class File:
+    def __init__(self, path, arch, quant, seed):
+        self.writer, self.quant = gguf.GGUFWriter(path, arch), quant
+        self.random = np.random.default_rng(seed)
+
+    def matrix(self, name, *shape, quant=None):
+        """Rows that read as many numbers as the last size says, so large that a product is about 1."""
+        quant = quant or self.quant
+        kind, block, size, scales = BLOCKS[quant]
+        rows, cols = int(np.prod(shape[:-1])), shape[-1]
+        blocks = self.random.integers(0, 256, (rows * cols // block, size), dtype=np.uint8)
+        scale = np.float16(0.7 / np.sqrt(cols * SIZES[quant]))
+        for at in scales:
+            blocks[:, at:at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+        self.writer.add_tensor(name, blocks.reshape(*shape[:-1], -1), raw_dtype=kind)
+
+    def vector(self, name, *shape, mean=0.0, spread=0.1):
+        self.writer.add_tensor(name, (mean + spread * self.random.standard_normal(shape)).astype(np.float32))
+
+    def close(self):
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file(progress=False)
+        self.writer.close()
+
+
+def keys(w, m, arch):
+    w.add_name("layout")
+    w.add_block_count(m["layers"])
+    w.add_context_length(32768)
+    w.add_embedding_length(m["hidden"])
+    w.add_head_count(m["heads"])
+    w.add_head_count_kv(m["kv_heads"])
+    w.add_key_length(HEAD)
+    w.add_value_length(HEAD)
+    w.add_layer_norm_rms_eps(1e-6)
+    w.add_rope_freq_base(1e7)
+    w.add_rope_dimension_count(HEAD // 4)
+    w.add_rope_dimension_sections([11, 11, 10, 0])
+    w.add_uint32(f"{arch}.ssm.conv_kernel", TAPS)
+    w.add_uint32(f"{arch}.ssm.state_size", STATE)
+    w.add_uint32(f"{arch}.ssm.group_count", m["key_heads"])
+    w.add_uint32(f"{arch}.ssm.time_step_rank", m["value_heads"])
+    w.add_uint32(f"{arch}.ssm.inner_size", m["value_heads"] * STATE)
+    w.add_uint32(f"{arch}.full_attention_interval", EVERY)
+    if m["experts"]:
+        count, used = m["experts"]
+        w.add_expert_count(count)
+        w.add_expert_used_count(used)
+        w.add_expert_feed_forward_length(m["ffn"])
+        w.add_expert_shared_feed_forward_length(m["ffn"])
+    else:
+        w.add_feed_forward_length(m["ffn"])
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + [f"▁filler{i}" for i in range(259, VOCAB)]
+    w.add_tokenizer_model("llama")
+    w.add_token_list(tokens)
+    w.add_token_scores([0.0] * 259 + [-float(i) for i in range(259, VOCAB)])
+    w.add_token_types([2, 3, 3] + [6] * 256 + [1] * (VOCAB - 259))
+    w.add_bos_token_id(1)
+    w.add_eos_token_id(2)
+
+
+def write(f, m):
+    hidden, ffn, values = m["hidden"], m["ffn"], m["value_heads"] * STATE
+    channels = 2 * m["key_heads"] * STATE + values
+    edge = "q6_k" if f.quant == "q4_k" else "q8_0"
+    f.matrix("token_embd.weight", VOCAB, hidden, quant=edge)
+    if not m["tied"]:
+        f.matrix("output.weight", VOCAB, hidden, quant=edge)
+    f.vector("output_norm.weight", hidden, mean=1.0)
+    for layer in range(m["layers"]):
+        name = lambda part: f"blk.{layer}.{part}"
+        f.vector(name("attn_norm.weight"), hidden, mean=1.0)
+        f.vector(name("post_attention_norm.weight"), hidden, mean=1.0)
+        if (layer + 1) % EVERY == 0:
+            f.matrix(name("attn_q.weight"), 2 * m["heads"] * HEAD, hidden)
+            f.matrix(name("attn_k.weight"), m["kv_heads"] * HEAD, hidden)
+            f.matrix(name("attn_v.weight"), m["kv_heads"] * HEAD, hidden)
+            f.matrix(name("attn_output.weight"), hidden, m["heads"] * HEAD)
+            f.vector(name("attn_q_norm.weight"), HEAD, mean=1.0)
+            f.vector(name("attn_k_norm.weight"), HEAD, mean=1.0)
+        else:
+            f.matrix(name("attn_qkv.weight"), channels, hidden)
+            f.matrix(name("attn_gate.weight"), values, hidden)
+            f.matrix(name("ssm_alpha.weight"), m["value_heads"], hidden, quant="q8_0")
+            f.matrix(name("ssm_beta.weight"), m["value_heads"], hidden, quant="q8_0")
+            f.vector(name("ssm_conv1d.weight"), channels, TAPS, spread=0.5)
+            f.vector(name("ssm_dt.bias"), m["value_heads"])
+            f.vector(name("ssm_a"), m["value_heads"], mean=-0.3, spread=0.05)
+            f.vector(name("ssm_norm.weight"), STATE, mean=1.0)
+            f.matrix(name("ssm_out.weight"), hidden, values)
+        if m["experts"]:
+            count = m["experts"][0]
+            f.vector(name("ffn_gate_inp.weight"), count, hidden, spread=hidden**-0.5)
+            f.vector(name("ffn_gate_inp_shexp.weight"), hidden, spread=hidden**-0.5)
+            for tail, lead in (("_exps", (count,)), ("_shexp", ())):
+                f.matrix(name(f"ffn_gate{tail}.weight"), *lead, ffn, hidden)
+                f.matrix(name(f"ffn_up{tail}.weight"), *lead, ffn, hidden)
+                f.matrix(name(f"ffn_down{tail}.weight"), *lead, hidden, ffn)
+        else:
+            f.matrix(name("ffn_gate.weight"), ffn, hidden)
+            f.matrix(name("ffn_up.weight"), ffn, hidden)
+            f.matrix(name("ffn_down.weight"), hidden, ffn)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("quant", choices=BLOCKS)
+    parser.add_argument("-o", "--output", required=True)
+    parser.add_argument("--layers", type=int, help="take so many layers only")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    m = MODELS[args.model] | ({"layers": args.layers} if args.layers else {})
+    f = File(args.output, m["arch"], args.quant, args.seed)
+    keys(f.writer, m, m["arch"])
+    write(f, m)
+    f.close()
+    sys.stdout.write(f"{args.output}\n")
+
+
+if __name__ == "__main__":
+    main()
