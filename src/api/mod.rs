@@ -8,6 +8,7 @@ pub mod error;
 pub mod fields;
 pub mod forms;
 pub mod habits;
+pub mod messages;
 pub mod model;
 pub mod places;
 pub mod request;
@@ -18,11 +19,13 @@ pub mod schema_bounds;
 pub mod schema_parts;
 pub mod stream;
 pub mod tools;
+pub mod unknown;
 
 pub use error::{ApiError, TOO_LONG};
 pub use model::ServedModel;
-pub use request::{Asker, Generates, parse};
+pub use request::{Asker, Generates, parse, parse_with};
 pub use stream::{Answer, Collector, Prepared, Wire};
+pub use unknown::Unknown;
 
 use crate::tokenizer::chat_template;
 use std::process::ExitCode;

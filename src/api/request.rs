@@ -1,11 +1,12 @@
 //! What chat and text completions have in common.
 
-use super::error::{ApiError, malformed};
+use super::error::ApiError;
 use super::fields::{Numbers, TextOr};
 use super::forms::{AnswerForms, Form, Forms};
 use super::model::ServedModel;
 use super::stream::{Answer, Prepared, Wire};
 use super::tools::Tools;
+use super::unknown::Unknown;
 use crate::child::Wanted;
 use crate::engine::sampler::SamplingParams;
 use crate::generation::Job;
@@ -31,7 +32,7 @@ macro_rules! request {
     ($(#[$of:meta])* $name:ident, $fields:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$of])*
         #[derive(Debug, Default, Deserialize)]
-        #[serde(deny_unknown_fields, default)]
+        #[serde(default)]
         pub struct $name {
             $($(#[$meta])* pub $field: Option<$type>,)*
         }
@@ -64,20 +65,35 @@ macro_rules! request {
 }
 pub(super) use request;
 
-/// Reads the JSON body of a request; `fields` are the names it may have, for "did you mean".
+/// Reads the JSON body of a request, in which unknown fields are refused; `fields` are the names it may have, for "did you mean".
 ///
 /// # Errors
 /// 400 that names the bad field.
 pub fn parse<T: DeserializeOwned>(body: &[u8], fields: &[&str]) -> Result<T, ApiError> {
+    parse_with(body, fields, &Unknown::default())
+}
+
+/// The same where `unknown` says what becomes of unknown fields.
+///
+/// # Errors
+/// 400 that names the bad field.
+pub fn parse_with<T: DeserializeOwned>(body: &[u8], fields: &[&str], unknown: &Unknown) -> Result<T, ApiError> {
     let json = &mut serde_json::Deserializer::from_slice(body);
-    let request = serde_path_to_error::deserialize(&mut *json).map_err(|e| malformed(e, fields))?;
+    let request = unknown.read("", &mut *json, fields)?;
     json.end().map_err(|e| ApiError::new(400, format!("the request's JSON has text after its end: {e}")))?;
     Ok(request)
 }
 
+/// Refuses the first field that is to be refused, with the reason.
+///
+/// # Errors
+/// 400 that names the field.
+pub fn refuse<const N: usize>(refused: [(&str, bool, &str); N]) -> Result<(), ApiError> {
+    refused.into_iter().find(|(_, is, _)| *is).map_or(Ok(()), |(field, _, why)| Err(ApiError::field(field, why)))
+}
+
 /// Options of a streamed answer.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct StreamOptions {
     /// Whether a last chunk reports the numbers of tokens. `None`: no.
     pub include_usage: Option<bool>,
@@ -96,12 +112,14 @@ pub struct Asker {
     pub fresh_seed: u64,
     /// Until when the client waits for the answer.
     pub wanted: Wanted,
+    /// What becomes of unknown fields in those parts that are read later than the request.
+    pub unknown: Unknown,
 }
 
 impl Asker {
     /// A client that waits for as long as it takes.
     pub fn patient(client: u64, id: String, fresh_seed: u64) -> Asker {
-        Asker { client, id, fresh_seed, wanted: Wanted::always() }
+        Asker { client, id, fresh_seed, wanted: Wanted::always(), unknown: Unknown::default() }
     }
 }
 
@@ -347,7 +365,6 @@ pub fn room(param: &str, asked: Option<u64>, prompt: usize, context: usize) -> R
 
 /// The field `response_format`: which form the answer must have.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ResponseFormat {
     /// `text`, `json_object` or `json_schema`.
     #[serde(rename = "type")]
@@ -358,7 +375,6 @@ pub struct ResponseFormat {
 
 /// A named schema, as OpenAI's API wraps it.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct JsonSchema {
     /// Accepted and ignored.
     #[serde(rename = "name")]

@@ -1,14 +1,14 @@
 //! POST /v1/responses: OpenAI's newer API, as far as it is text. Nothing is stored, so a conversation is sent whole with each request.
 
-use super::chat::{ChatMessage, ContentPart, conversation, join_parts};
 use super::error::ApiError;
 use super::fields::{Counted, Item, TextOr};
+use super::messages::{ChatMessage, ContentPart, conversation, join_parts};
 use super::model::ServedModel;
-use super::request::{Asker, Common, Generates, JsonSchema, ResponseFormat, room};
+use super::request::{Asker, Common, Generates, JsonSchema, ResponseFormat, refuse, room};
 use super::stream::{Prepared, Wire};
+use super::unknown::Given;
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub const RESPONSES_FIELDS: &[&str] = &[
 /// Body of POST /v1/responses. A field that is not listed is refused by name; `None` is a field that was left out. Those that chat has, too,
 /// mean the same ([`super::chat::ChatRequest`]).
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct ResponsesRequest {
     model: Option<String>,
     /// The user's message, or the conversation so far.
@@ -76,28 +76,27 @@ pub struct ResponsesRequest {
     background: Option<bool>,
     /// Accepted and ignored, as the fields that follow.
     #[serde(rename = "reasoning")]
-    _reasoning: Option<IgnoredAny>,
+    _reasoning: Option<Given>,
     #[serde(rename = "user")]
-    _user: Option<IgnoredAny>,
+    _user: Option<Given>,
     #[serde(rename = "metadata")]
-    _metadata: Option<IgnoredAny>,
+    _metadata: Option<Given>,
     #[serde(rename = "store")]
-    _store: Option<IgnoredAny>,
+    _store: Option<Given>,
     #[serde(rename = "service_tier")]
-    _service_tier: Option<IgnoredAny>,
+    _service_tier: Option<Given>,
     #[serde(rename = "parallel_tool_calls")]
-    _parallel_tool_calls: Option<IgnoredAny>,
+    _parallel_tool_calls: Option<Given>,
     #[serde(rename = "prompt_cache_key")]
-    _prompt_cache_key: Option<IgnoredAny>,
+    _prompt_cache_key: Option<Given>,
     #[serde(rename = "safety_identifier")]
-    _safety_identifier: Option<IgnoredAny>,
+    _safety_identifier: Option<Given>,
     #[serde(rename = "stream_options")]
-    _stream_options: Option<IgnoredAny>,
+    _stream_options: Option<Given>,
 }
 
 /// One message of the conversation; an answer's `output` can be sent back as it is.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct InputMessage {
     /// `None` is `message`, the only one that is taken.
     #[serde(rename = "type")]
@@ -106,24 +105,22 @@ struct InputMessage {
     content: Option<TextOr<ContentPart>>,
     /// Accepted and ignored.
     #[serde(rename = "id")]
-    _id: Option<IgnoredAny>,
+    _id: Option<Given>,
     /// Accepted and ignored.
     #[serde(rename = "status")]
-    _status: Option<IgnoredAny>,
+    _status: Option<Given>,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct TextOptions {
     format: Option<TextFormat>,
     /// Accepted and ignored.
     #[serde(rename = "verbosity")]
-    _verbosity: Option<IgnoredAny>,
+    _verbosity: Option<Given>,
 }
 
 /// As `response_format` of a chat, with the schema next to its name.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct TextFormat {
     #[serde(rename = "type")]
     kind: String,
@@ -147,7 +144,7 @@ impl Generates for ResponsesRequest {
     const FIELDS: &'static [&'static str] = RESPONSES_FIELDS;
 
     fn prepare(mut self, model: &Arc<ServedModel>, asker: &Asker) -> Result<Prepared, ApiError> {
-        let Asker { client, id, fresh_seed, wanted } = asker;
+        let Asker { client, id, fresh_seed, wanted, .. } = asker;
         model.check_name(self.model.as_deref())?;
         self.refuse()?;
         let said = match self.input.take() {
@@ -214,7 +211,7 @@ impl ResponsesRequest {
             ),
             ("background", self.background == Some(true), "answers in the background are not supported; leave it out"),
         ];
-        refused.into_iter().find(|(_, is, _)| *is).map_or(Ok(()), |(field, _, why)| Err(ApiError::field(field, why)))
+        refuse(refused)
     }
 }
 

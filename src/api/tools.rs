@@ -5,6 +5,7 @@
 
 use super::error::ApiError;
 use super::forms::{Form, reroot};
+use super::unknown::{Given, Unknown};
 use crate::error::excerpt;
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
@@ -25,7 +26,6 @@ pub struct Tools {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Function {
     name: String,
     description: Option<String>,
@@ -33,17 +33,22 @@ struct Function {
     parameters: Option<Value>,
     /// Whether a schema that no grammar can hold all of is refused. `None`: no, as much of it is enforced as can be.
     strict: Option<bool>,
+    /// Accepted and ignored.
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<Given>,
     /// Its place among the request's tools.
     #[serde(skip)]
     index: usize,
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Tool {
     #[serde(rename = "type")]
     kind: String,
     function: Function,
+    /// Accepted and ignored.
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<Given>,
 }
 
 impl Tools {
@@ -51,10 +56,12 @@ impl Tools {
     ///
     /// # Errors
     /// 400 that names the bad field.
-    pub fn read(tools: Option<Value>, choice: Option<Value>) -> Result<Option<Tools>, ApiError> {
+    pub fn read(tools: Option<Value>, choice: Option<Value>, unknown: &Unknown) -> Result<Option<Tools>, ApiError> {
         let tools = tools.unwrap_or_else(|| json!([]));
-        let tools: Vec<Tool> = serde_json::from_value(tools)
-            .map_err(|e| ApiError::field("tools", format!("tools is invalid: {}", excerpt(e.to_string()))))?;
+        let tools: Vec<Tool> = unknown.read("tools", tools, &[]).map_err(|e| match e.code {
+            Some(_) => e,
+            None => ApiError::field("tools", format!("tools is invalid: {}", e.message)),
+        })?;
         let functions = tools.into_iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
         if functions.len() > MAX_FUNCTIONS {
             let n = functions.len();
@@ -119,7 +126,7 @@ impl Tools {
 
 fn checked((i, tool): (usize, Tool)) -> Result<Function, ApiError> {
     let at = |field: &str| format!("tools.{i}.{field}");
-    let Tool { kind, function } = tool;
+    let Tool { kind, function, .. } = tool;
     let function = Function { index: i, ..function };
     if kind != "function" {
         let message = format!("a tool of type '{}' cannot be called; only functions can", excerpt(kind));
@@ -248,7 +255,7 @@ mod tests {
     use crate::api::forms::Forms;
 
     fn read(tools: Value, choice: Value) -> Result<Option<Tools>, ApiError> {
-        Tools::read(Some(tools), Some(choice).filter(|choice| !choice.is_null()))
+        Tools::read(Some(tools), Some(choice).filter(|choice| !choice.is_null()), &Unknown::default())
     }
 
     fn function(name: &str, parameters: Value) -> Value {
