@@ -15,6 +15,9 @@ const MAX_MESSAGES: usize = 4096;
 /// One message of a conversation, as the request has it.
 #[derive(Debug, Default, Deserialize)]
 pub struct ChatMessage {
+    /// Its place in the list, if it is not that of the message.
+    #[serde(skip)]
+    pub index: Option<usize>,
     /// `system`, `developer` (the same), `user`, `assistant` or `tool`.
     pub role: String,
     /// The text, whole or in parts; only an assistant's message that calls functions may be without it.
@@ -58,7 +61,7 @@ pub struct ChatMessage {
 
 open_object! {
     /// A call of a function in an earlier message.
-    PastCall {
+    pub PastCall {
         /// As the answer had it.
         id as "id": String,
         /// The function and its arguments.
@@ -68,7 +71,7 @@ open_object! {
 
 open_object! {
     /// The function of a call.
-    CalledFunction {
+    pub CalledFunction {
         /// Its name.
         name as "name": String,
         /// Its arguments, as JSON.
@@ -78,7 +81,7 @@ open_object! {
 
 open_object! {
     /// A part of a message's content.
-    ContentPart {
+    pub ContentPart {
         /// `text` or `refusal`; in the responses API `input_text` or `output_text`. Nothing else is supported.
         kind as "type": String,
         /// The part's text.
@@ -190,7 +193,7 @@ pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, A
     let mut messages: Vec<Message> = Vec::with_capacity(n);
     let mut called: HashMap<&str, &str> = HashMap::new();
     for (i, message) in said.iter().enumerate() {
-        let at = format!("{field}.{i}");
+        let at = format!("{field}.{}", message.index.unwrap_or(i));
         message.refuse(&at)?;
         let text = message.text(&at)?;
         match message.role.as_str() {

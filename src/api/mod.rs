@@ -1,6 +1,7 @@
 //! OpenAI's wire format: requests are made into jobs, events into answers. There is no HTTP here: the daemon uses it, and so does `chat`
 //! without a daemon.
 
+pub mod call_format;
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
@@ -8,9 +9,11 @@ pub mod error;
 pub mod fields;
 pub mod forms;
 pub mod habits;
+pub mod json_scan;
 pub mod messages;
 pub mod model;
 pub mod places;
+pub mod reader;
 pub mod request;
 mod response_object;
 pub mod responses;

@@ -1,9 +1,11 @@
 //! What chat and text completions have in common.
 
+use super::call_format::CallFormat;
 use super::error::ApiError;
 use super::fields::{Numbers, TextOr};
 use super::forms::{AnswerForms, Form, Forms};
 use super::model::ServedModel;
+use super::reader::Reading;
 use super::stream::{Answer, Prepared, Wire};
 use super::tools::Tools;
 use super::unknown::Unknown;
@@ -324,10 +326,12 @@ impl Plan {
     ) -> Result<Prepared, ApiError> {
         let form = self.forms()?;
         let Plan { tools, stream, usage, n: per_prompt, .. } = self;
-        let calls = tools.map_or(Vec::new(), |tools| tools.names()).into();
+        let calls = tools.as_ref().map(|tools| (CallFormat::told(), tools.callable()));
+        let reading = Arc::new(Reading { calls, ..Reading::default() });
         let (created, echo) = (crate::clock::unix_seconds(), Value::Null);
-        let answer = Answer { wire, id, created, model: model.clone(), calls, usage: stream && usage, echo };
-        Ok(Prepared { per_prompt, jobs, answer, stream, form, unenforced: Vec::new() })
+        let answer = Answer { wire, id, created, model: model.clone(), reading, usage: stream && usage, echo };
+        let unenforced = tools.map_or(Vec::new(), |tools| tools.left_out);
+        Ok(Prepared { per_prompt, jobs, answer, stream, form, unenforced })
     }
 }
 

@@ -63,7 +63,9 @@ fn written(place: &str, path: &Path<'_>) -> String {
             parent if parent.is_empty() => key.clone(),
             parent => format!("{parent}.{key}"),
         },
-        Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => written(place, parent),
+        Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => {
+            written(place, parent)
+        }
     }
 }
 
@@ -129,11 +131,11 @@ impl<'de> Deserialize<'de> for Given {
 
 /// Declares an object of which only these fields are kept and any other is taken: what a request repeats of an answer.
 macro_rules! open_object {
-    ($(#[$of:meta])* $name:ident { $($(#[$meta:meta])* $field:ident as $key:literal: $type:ty,)* }) => {
+    ($(#[$of:meta])* $vis:vis $name:ident { $($(#[$meta:meta])* $field:ident as $key:literal: $type:ty,)* }) => {
         $(#[$of])*
         #[derive(Clone, Debug, Default)]
-        pub struct $name {
-            $($(#[$meta])* pub $field: Option<$type>,)*
+        $vis struct $name {
+            $($(#[$meta])* $vis $field: Option<$type>,)*
         }
 
         impl<'de> serde::Deserialize<'de> for $name {

@@ -19,6 +19,7 @@ mod options;
 #[path = "../support/programs.rs"]
 mod programs;
 mod ram;
+mod responses;
 mod schemas;
 mod signals;
 mod soak;
