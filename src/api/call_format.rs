@@ -57,6 +57,18 @@ impl CallFormat {
         }
     }
 
+    /// The texts that mark calls.
+    pub fn marks(&self) -> impl Iterator<Item = &str> {
+        let within: Vec<&str> = match &self.body {
+            Body::Object(_) => Vec::new(),
+            Body::Named { between } => vec![between],
+            Body::Parameters { between, before_key, before_value, after_value } => {
+                vec![between, before_key, before_value, after_value]
+            }
+        };
+        [self.open.as_str(), self.close.as_str()].into_iter().chain(self.join.as_deref()).chain(within)
+    }
+
     /// Whether only an answer that begins with a call has any: nothing marks a call within a text.
     pub fn is_bare(&self) -> bool {
         matches!(&self.opening()[..], [] | [_]) && matches!(self.open.trim(), "" | "[")

@@ -1,8 +1,8 @@
 //! The grammar of an answer with calls in a model's own format, as llguidance's dialect of Lark.
 
 use super::call_format::{Body, CallFormat};
-use super::forms::reroot;
 use super::reader::Callable;
+use super::schema_parts::reroot;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -21,21 +21,29 @@ pub struct NativeCalls {
 }
 
 impl NativeCalls {
-    /// The word that begins a call in a text; empty if nothing does.
+    /// What begins a call in a text: its mark, or all that comes before a call where that begins with an ordinary word. Empty if nothing
+    /// does.
     pub fn trigger(&self) -> String {
-        let opening = self.format.opening();
-        opening.into_iter().next().filter(|_| !self.format.is_bare()).unwrap_or_default()
+        let first = self.format.opening().into_iter().next().filter(|_| !self.format.is_bare()).unwrap_or_default();
+        if first.starts_with(['<', '[']) || first.is_empty() { first } else { self.format.open.clone() }
     }
 
     /// The grammar. `schema` is that of all forms, of which the first are the calls; `several`: it is a choice of them. Any other form may
     /// take the place of the calls. `begun`: the text before has [`NativeCalls::trigger`] already. `literal` writes a text, in which
     /// control tokens are tokens; `style` is the JSON's.
-    pub fn lark(&self, schema: &Value, forms: usize, begun: bool, literal: &dyn Fn(&str) -> String, style: &Value) -> String {
+    pub fn lark(
+        &self,
+        schema: &Value,
+        forms: usize,
+        begun: bool,
+        literal: &dyn Fn(&str) -> String,
+        style: &Value,
+    ) -> String {
         let mut rules = Rules { schema, several: forms > 1, literal, style, text: String::new(), count: 0 };
         let calls: Vec<String> = (0..self.callable.len()).map(|i| self.call(i, &mut rules)).collect();
         let CallFormat { open, join, close, .. } = &self.format;
         let open = if begun { open.strip_prefix(&self.trigger()).unwrap_or(open) } else { open };
-        let [open, close] = [open, close].map(|text| literal(text));
+        let [open, close] = [open, close].map(literal);
         let more = join.as_ref().filter(|_| self.parallel).map(|join| format!("({} call)*", literal(join)));
         let mut start = format!("{open} call {} {close}", more.unwrap_or_default());
         for form in self.callable.len()..forms {
@@ -67,7 +75,8 @@ impl NativeCalls {
                     let value = match schema["type"] == "string" || !kept {
                         true => rules.text(schema, after_value),
                         false => {
-                            let pointer = format!("{ARGUMENTS}/properties/{}", key.replace('~', "~0").replace('/', "~1"));
+                            let pointer =
+                                format!("{ARGUMENTS}/properties/{}", key.replace('~', "~0").replace('/', "~1"));
                             format!("{} {}", rules.json(i, &pointer), (rules.literal)(after_value))
                         }
                     };
@@ -115,7 +124,8 @@ impl Rules<'_> {
             all["anyOf"][i] = self.schema["anyOf"][i].clone();
         }
         reroot(&mut all, "#/$defs/all");
-        let schema = json!({"$ref": format!("#/$defs/all{form}{pointer}"), "$defs": {"all": all}, "x-guidance": self.style});
+        let schema =
+            json!({"$ref": format!("#/$defs/all{form}{pointer}"), "$defs": {"all": all}, "x-guidance": self.style});
         self.rule(&format!("%json {schema}"))
     }
 
@@ -123,7 +133,8 @@ impl Rules<'_> {
     fn text(&mut self, schema: &Value, after: &str) -> String {
         let behind = (self.literal)(after);
         if let Some(values) = schema["enum"].as_array().filter(|values| values.iter().all(Value::is_string)) {
-            let values: Vec<String> = values.iter().filter_map(Value::as_str).map(|text| (self.literal)(text)).collect();
+            let values: Vec<String> =
+                values.iter().filter_map(Value::as_str).map(|text| (self.literal)(text)).collect();
             return format!("({}) {behind}", values.join(" | "));
         }
         match behind.contains("<[") {

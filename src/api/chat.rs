@@ -1,8 +1,9 @@
 //! POST /v1/chat/completions.
 
+use super::dialogue::Dialogue;
 use super::error::ApiError;
 use super::fields::{Item, TextOr};
-use super::messages::{ChatMessage, conversation, join_parts};
+use super::messages::ChatMessage;
 use super::model::ServedModel;
 use super::request::{
     Asker, Biases, Generates, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, refuse, request, room,
@@ -66,11 +67,15 @@ request! {
         /// `auto`, `none`, `required`, or the function to call. `None`: `auto`.
         #[serde(deserialize_with = "super::fields::tree")]
         tool_choice: Value,
+        /// Whether an answer may have several calls, where the model's own format has them. `None`: yes.
+        parallel_tool_calls: bool,
         /// Variables of the model's chat template, such as `enable_thinking`: an object. A model without a template has none.
         #[serde(deserialize_with = "super::fields::tree")]
         chat_template_kwargs: Value,
-        /// Accepted and ignored: the template decides how long a model thinks.
-        reasoning_effort: Given,
+        /// How much a model thinks, for templates that know it (`low`, `medium`, `high`); `none`: as `enable_thinking: false`.
+        reasoning_effort: String,
+        /// The variable of the same name of the model's chat template.
+        enable_thinking: bool,
         /// Accepted and ignored, as the fields that follow up to `modalities`.
         user: Given,
         /// About the request.
@@ -83,8 +88,6 @@ request! {
         service_tier: Given,
         /// How long an answer is meant to be, for models that know the word.
         verbosity: Given,
-        /// Functions are called one after the other.
-        parallel_tool_calls: Given,
         /// Keys and values of prompts are kept without being asked for, as with the fields that follow.
         prompt_cache_key: Given,
         /// A hint.
@@ -139,7 +142,27 @@ fn variables(given: Option<Value>) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
+/// Tells the template how much the model is to think; what is said in another place counts.
+pub fn effort(variables: &mut Map<String, Value>, effort: Option<&str>) {
+    let Some(effort) = effort.filter(|effort| !effort.is_empty()) else { return };
+    if effort == "none" {
+        variables.entry("enable_thinking").or_insert(false.into());
+    } else {
+        variables.entry("reasoning_effort").or_insert(effort.into());
+    }
+}
+
 impl ChatRequest {
+    /// The variables of the template: what the request says in fields of their own, and the rest.
+    fn variables(&mut self) -> Result<Map<String, Value>, ApiError> {
+        let mut given = variables(self.chat_template_kwargs.take())?;
+        if let Some(thinks) = self.enable_thinking {
+            given.insert("enable_thinking".into(), thinks.into());
+        }
+        effort(&mut given, self.reasoning_effort.as_deref());
+        Ok(given)
+    }
+
     /// Checks the values of all fields that can be checked without the model and the messages.
     ///
     /// # Errors
@@ -148,7 +171,7 @@ impl ChatRequest {
         for (field, asked) in [("max_tokens", self.max_tokens), ("max_completion_tokens", self.max_completion_tokens)] {
             room(field, asked, 0, usize::MAX)?;
         }
-        variables(self.chat_template_kwargs.take())?;
+        self.variables()?;
         let mut common = self.common();
         common.sampling(SamplingParams::default(), 0)?;
         common.stops().map(drop)
@@ -181,13 +204,15 @@ impl Generates for ChatRequest {
         model.check_name(self.model.as_deref())?;
         self.refuse()?;
         let tools = Tools::read(self.tools.take(), self.tool_choice.take(), unknown)?;
-        let mut said = self.messages.take().unwrap_or_default();
-        join_parts(&mut said, model)?;
-        let mut messages = conversation("messages", &said)?;
-        if let Some(tools) = &tools {
-            let json = self.response_format.as_ref().is_some_and(ResponseFormat::is_json);
-            messages = tools.introduced(messages, json, model.habits()?.takes_system);
-        }
+        let dialogue = Dialogue {
+            field: "messages",
+            said: self.messages.take().unwrap_or_default(),
+            instructions: None,
+            tools,
+            parallel: self.parallel_tool_calls.unwrap_or(true),
+            json: self.response_format.as_ref().is_some_and(ResponseFormat::is_json),
+            variables: self.variables()?,
+        };
         let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (false, None | Some(0)) => None,
             (false, Some(_)) => return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs: true")),
@@ -200,8 +225,9 @@ impl Generates for ChatRequest {
                 Some(top as usize)
             }
         };
-        let plan = self.common().check(model, *fresh_seed)?.with_tools(tools);
-        let prompt = model.conversation(&messages, variables(self.chat_template_kwargs.take())?, wanted)?;
+        let plan = self.common().check(model, *fresh_seed)?;
+        let (prompt, talk) = dialogue.rendered(model, wanted)?;
+        let plan = plan.with_talk(talk, model);
         let (param, asked) = match self.max_completion_tokens {
             Some(most) => ("max_completion_tokens", Some(most)),
             None => ("max_tokens", self.max_tokens),

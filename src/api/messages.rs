@@ -3,10 +3,12 @@
 use super::error::ApiError;
 use super::fields::TextOr;
 use super::model::ServedModel;
+use super::probe::{self, CallHabits};
 use super::tools::{FunctionCall, check_name};
 use super::unknown::{Given, open_object};
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 
 /// Messages in a request, at most.
@@ -99,7 +101,25 @@ struct CallOf<'a> {
     arguments: &'a str,
 }
 
+impl CallOf<'_> {
+    /// The call as a template takes it.
+    fn json(&self, habits: &CallHabits) -> Value {
+        let text = if self.arguments.trim().is_empty() { "{}" } else { self.arguments };
+        let arguments = match habits.arguments_as_text {
+            true => text.into(),
+            false => text.parse().unwrap_or_else(|_| Value::from(text)),
+        };
+        let id = probe::id(self.id, habits.any_id);
+        json!({"id": id, "type": "function", "function": {"name": self.name, "arguments": arguments}})
+    }
+}
+
 impl ChatMessage {
+    /// Whether it has calls of functions, or what one returned.
+    pub fn is_about_calls(&self) -> bool {
+        self.role == "tool" || self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty())
+    }
+
     /// A message without calls.
     pub fn new(role: String, content: Option<TextOr<ContentPart>>) -> ChatMessage {
         ChatMessage { role, content, ..ChatMessage::default() }
@@ -181,11 +201,12 @@ impl ChatMessage {
     }
 }
 
-/// The messages of a conversation as templates know them: what functions gave is told by the user, because few templates know a tool.
+/// The messages of a conversation as templates know them. `habits`: how the template takes calls; `None`: it takes none, so that calls are
+/// told as text, and what functions gave is told by the user.
 ///
 /// # Errors
 /// 400 that names the bad message; `field` is the list's name in the request.
-pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, ApiError> {
+pub fn conversation(field: &str, said: &[ChatMessage], habits: Option<&CallHabits>) -> Result<Vec<Message>, ApiError> {
     let n = said.len();
     if n == 0 || n > MAX_MESSAGES {
         return Err(ApiError::field(field, format!("the request has {n} messages; give 1 to {MAX_MESSAGES}")));
@@ -203,13 +224,24 @@ pub fn conversation(field: &str, said: &[ChatMessage]) -> Result<Vec<Message>, A
             "assistant" => {
                 let calls = message.calls(&at)?;
                 called.extend(calls.iter().map(|call| (call.id, call.name)));
+                let reasoning_content = message.thought().cloned();
+                if let Some(habits) = habits {
+                    let tool_calls = calls.iter().map(|call| call.json(habits)).collect();
+                    messages.push(Message { reasoning_content, tool_calls, ..Message::new("assistant", &text) });
+                    continue;
+                }
                 let calls = calls.iter().map(|call| FunctionCall::said(call.name, call.arguments));
                 let text: Vec<String> = Some(text).filter(|text| !text.is_empty()).into_iter().chain(calls).collect();
-                let reasoning_content = message.thought().cloned();
                 messages.push(Message { reasoning_content, ..Message::new("assistant", &text.join("\n")) });
             }
             "tool" => {
-                let text = format!("The function {} returned:\n{text}", message.answers(&at, &called)?);
+                let name = message.answers(&at, &called)?;
+                if let Some(habits) = habits {
+                    let tool_call_id = message.tool_call_id.as_deref().map(|id| probe::id(id, habits.any_id));
+                    messages.push(Message { tool_call_id, name: Some(name.to_owned()), ..Message::new("tool", &text) });
+                    continue;
+                }
+                let text = format!("The function {name} returned:\n{text}");
                 match messages.last_mut().filter(|_| i > 0 && said[i - 1].role == "tool") {
                     // Templates want user and assistant in turn.
                     Some(before) => before.content.extend(["\n", &text]),
@@ -246,10 +278,9 @@ pub fn join_parts(messages: &mut [ChatMessage], model: &ServedModel) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
 
     fn said(messages: Value) -> Result<Vec<Message>, ApiError> {
-        conversation("messages", &serde_json::from_value::<Vec<ChatMessage>>(messages).unwrap())
+        conversation("messages", &serde_json::from_value::<Vec<ChatMessage>>(messages).unwrap(), None)
     }
 
     fn call(id: &str, name: &str) -> Value {

@@ -2,8 +2,10 @@
 //! without a daemon.
 
 pub mod call_format;
+pub mod call_grammar;
 pub mod chat;
 pub mod completions;
+pub mod dialogue;
 pub mod embeddings;
 pub mod error;
 pub mod fields;
@@ -13,6 +15,7 @@ pub mod json_scan;
 pub mod messages;
 pub mod model;
 pub mod places;
+pub mod probe;
 pub mod reader;
 pub mod request;
 mod response_object;

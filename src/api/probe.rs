@@ -105,21 +105,34 @@ impl CallHabits {
         }
         let said = json!({"role": "assistant", "content": SAID});
         let Some(plain) = rendered(render, with(vec![asked(), said]))? else { return Ok(None) };
-        for (as_text, any_id) in [(true, true), (false, true), (true, false), (false, false)] {
-            let one = rendered(render, with(vec![asked(), calling(1, as_text, any_id)]))?;
-            let Some(format) = one.as_ref().and_then(|one| format_of(&plain, one)) else { continue };
+        for any_id in [true, false] {
+            let one = |as_text| rendered(render, with(vec![asked(), calling(1, as_text, any_id)]));
+            let Some((format, as_text)) = arguments_in(&plain, one(false)?, one(true)?) else { continue };
             let two = rendered(render, with(vec![asked(), calling(2, as_text, any_id)]))?;
             let join = two.as_ref().and_then(|two| join_of(&plain, two, &format));
             let format = CallFormat { join, ..format };
             let result = json!({
                 "role": "tool", "content": SAID, "name": NAMES[0], "tool_call_id": id(&format!("{LONG_ID}0"), any_id)});
             let answered = rendered(render, with(vec![asked(), calling(1, as_text, any_id), result]))?;
-            if answered.is_some_and(|text| text.contains(SAID)) {
+            let has_id = format.marks().any(|mark| mark.contains(&id(&format!("{LONG_ID}0"), any_id)));
+            if !has_id && answered.is_some_and(|text| text.contains(SAID)) {
                 return Ok(Some(CallHabits { format, arguments_as_text: as_text, any_id }));
             }
         }
         Ok(None)
     }
+}
+
+/// The format of a call, of its rendering with arguments as an object and as a text; and whether a text is right.
+fn arguments_in(plain: &str, object: Option<String>, text: Option<String>) -> Option<(CallFormat, bool)> {
+    let format = |rendering: &Option<String>| rendering.as_ref().and_then(|one| format_of(plain, one));
+    let Some(found) = format(&object) else {
+        // An object that was refused, or is written as Python writes it, was to be a text.
+        let is_python = |one: &String| one.contains(&format!("'{}': '{VALUE}'", KEYS[0]));
+        return format(&text).filter(|_| object.as_ref().is_none_or(is_python)).map(|format| (format, true));
+    };
+    let same = format(&text).as_ref() == Some(&found);
+    Some((found, same))
 }
 
 /// The assistant's part of a rendering and its place: what another rendering, whose text is [`SAID`], has otherwise.
@@ -155,7 +168,7 @@ struct Found {
 fn format_of(plain: &str, rendering: &str) -> Option<CallFormat> {
     let answer = answer_in(plain, rendering)?;
     let Found { format, .. } = found(answer, NAMES[0])?;
-    let opens = format.is_bare() == matches!(format.body, Body::Object(_)) || !format.is_bare();
+    let opens = !format.is_bare() || matches!(format.body, Body::Object(_));
     (opens && read(answer, &format) == [NAMES[0]]).then_some(format)
 }
 
@@ -215,10 +228,7 @@ fn found(answer: &str, name: &str) -> Option<Found> {
         let Some((object, length)) = object_at(answer, at) else { continue };
         let fields = object.as_object()?;
         let key = |is: &dyn Fn(&Value) -> bool| fields.iter().find(|(_, value)| is(value)).map(|(key, _)| key.clone());
-        let is_arguments = |value: &Value| {
-            *value == arguments() || value.as_str().is_some_and(|text| text.parse::<Value>().is_ok_and(|v| v == arguments()))
-        };
-        if let (Some(name), Some(arguments)) = (key(&|value| *value == name), key(&is_arguments)) {
+        if let (Some(name), Some(arguments)) = (key(&|value| *value == name), key(&|value| *value == arguments())) {
             let (end, body) = (at + length, Body::Object(Keys { name, arguments }));
             return Some(Found { format: format(at, body, end), begin: at, end });
         }

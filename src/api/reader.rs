@@ -54,6 +54,12 @@ impl Reading {
         self.calls.is_none() && self.thoughts.is_none()
     }
 
+    /// The texts that mark calls and thoughts.
+    pub fn marks(&self) -> impl Iterator<Item = &str> {
+        let calls = self.calls.iter().flat_map(|(format, _)| format.marks());
+        calls.chain(self.thoughts.iter().flat_map(|marks| [marks.open.as_str(), marks.close.as_str()]))
+    }
+
     fn callable(&self, name: &str) -> Option<&Callable> {
         self.calls.as_ref()?.1.iter().find(|function| function.name == name)
     }

@@ -1,13 +1,11 @@
 //! What chat and text completions have in common.
 
-use super::call_format::CallFormat;
+use super::dialogue::Talk;
 use super::error::ApiError;
 use super::fields::{Numbers, TextOr};
 use super::forms::{AnswerForms, Form, Forms};
 use super::model::ServedModel;
-use super::reader::Reading;
 use super::stream::{Answer, Prepared, Wire};
-use super::tools::Tools;
 use super::unknown::Unknown;
 use crate::child::Wanted;
 use crate::engine::sampler::SamplingParams;
@@ -181,8 +179,10 @@ pub struct Plan {
     n: usize,
     logit_bias: Vec<(u32, f32)>,
     response_format: Option<ResponseFormat>,
-    /// `None`: nothing can be called.
-    tools: Option<Tools>,
+    /// How answers to a conversation are written.
+    talk: Talk,
+    /// Control tokens that are a part of what is read.
+    spoken: Vec<u32>,
     ignore_eos: bool,
     stream: bool,
     usage: bool,
@@ -257,7 +257,8 @@ impl Common {
             n: n as usize,
             logit_bias,
             response_format: self.response_format,
-            tools: None,
+            talk: Talk::default(),
+            spoken: Vec::new(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
             stream,
             usage: self.stream_options.and_then(|o| o.include_usage).unwrap_or(false),
@@ -266,10 +267,13 @@ impl Common {
 }
 
 impl Plan {
-    /// Lets the answers call functions.
+    /// The answers are those to a conversation.
     #[must_use]
-    pub fn with_tools(self, tools: Option<Tools>) -> Plan {
-        Plan { tools, ..self }
+    pub fn with_talk(self, talk: Talk, model: &ServedModel) -> Plan {
+        let mut spoken: Vec<u32> = talk.reading.marks().flat_map(|mark| model.tokenizer.controls_in(mark)).collect();
+        spoken.sort_unstable();
+        spoken.dedup();
+        Plan { talk, spoken, ..self }
     }
 
     /// The forms that the answers may have; `None` for plain text.
@@ -277,15 +281,17 @@ impl Plan {
     /// # Errors
     /// 400 for a `response_format` that is not known.
     fn forms(&self) -> Result<Option<AnswerForms>, ApiError> {
-        let format = self.response_format.as_ref().map_or(Ok(Vec::new()), |f| f.forms(self.tools.is_some()))?;
-        let Some(tools) = &self.tools else {
+        let Talk { tools, native, reading } = &self.talk;
+        let format = self.response_format.as_ref().map_or(Ok(Vec::new()), |f| f.forms(tools.is_some()))?;
+        let thoughts = reading.thoughts.clone().map(|marks| (marks, reading.thinking));
+        let Some(tools) = tools else {
             let forms = (!format.is_empty()).then_some(Forms(format));
-            return Ok(forms.map(|forms| AnswerForms { forms, calls: 0, or_text: false }));
+            return Ok(forms.map(|forms| AnswerForms { forms, calls: 0, or_text: false, native: None, thoughts }));
         };
         let mut forms = tools.forms();
         let (calls, or_text) = (forms.len(), !tools.required && format.is_empty());
         forms.extend(format.into_iter().filter(|_| !tools.required));
-        Ok(Some(AnswerForms { forms: Forms(forms), calls, or_text }))
+        Ok(Some(AnswerForms { forms: Forms(forms), calls, or_text, native: native.clone(), thoughts }))
     }
 
     /// One job for each answer to `prompt`, without the grammar of the answer's form; answer i draws with seed + i. `whole`: the answer is a
@@ -308,6 +314,7 @@ impl Plan {
             ignore_eos: self.ignore_eos,
             logit_bias: self.logit_bias.clone(),
             logprobs,
+            spoken: self.spoken.clone(),
             grammar: None,
         };
         (0..self.n).map(job).collect()
@@ -325,9 +332,8 @@ impl Plan {
         jobs: Vec<Job>,
     ) -> Result<Prepared, ApiError> {
         let form = self.forms()?;
-        let Plan { tools, stream, usage, n: per_prompt, .. } = self;
-        let calls = tools.as_ref().map(|tools| (CallFormat::told(), tools.callable()));
-        let reading = Arc::new(Reading { calls, ..Reading::default() });
+        let Plan { talk: Talk { tools, reading, .. }, stream, usage, n: per_prompt, .. } = self;
+        let reading = Arc::new(reading);
         let (created, echo) = (crate::clock::unix_seconds(), Value::Null);
         let answer = Answer { wire, id, created, model: model.clone(), reading, usage: stream && usage, echo };
         let unenforced = tools.map_or(Vec::new(), |tools| tools.left_out);

@@ -1,15 +1,16 @@
 //! POST /v1/responses: OpenAI's newer API, as far as it is text and calls of functions. Nothing is stored, so a conversation is sent whole
 //! with each request.
 
+use super::chat::effort;
+use super::dialogue::Dialogue;
 use super::error::ApiError;
 use super::fields::{Item, TextOr};
-use super::messages::{CalledFunction, ChatMessage, ContentPart, PastCall, conversation, join_parts};
+use super::messages::{CalledFunction, ChatMessage, ContentPart, PastCall};
 use super::model::ServedModel;
 use super::request::{Asker, Common, Generates, JsonSchema, ResponseFormat, refuse, room};
 use super::stream::{Prepared, Wire};
 use super::tools::{Tools, check_name};
 use super::unknown::{Given, open_object};
-use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -97,9 +98,12 @@ pub struct ResponsesRequest {
     previous_response_id: Option<String>,
     /// Refused if true.
     background: Option<bool>,
+    /// How much a model thinks (`effort`), for templates that know it; whatever else it has is ignored.
+    #[serde(deserialize_with = "super::fields::tree")]
+    reasoning: Option<Value>,
+    /// Whether an answer may have several calls, where the model's own format has them. `None`: yes.
+    parallel_tool_calls: Option<bool>,
     /// Accepted and ignored, as the fields that follow.
-    #[serde(rename = "reasoning")]
-    _reasoning: Option<Given>,
     #[serde(rename = "user")]
     _user: Option<Given>,
     #[serde(rename = "metadata")]
@@ -110,8 +114,6 @@ pub struct ResponsesRequest {
     _store: Option<Given>,
     #[serde(rename = "service_tier")]
     _service_tier: Option<Given>,
-    #[serde(rename = "parallel_tool_calls")]
-    _parallel_tool_calls: Option<Given>,
     #[serde(rename = "prompt_cache_key")]
     _prompt_cache_key: Option<Given>,
     #[serde(rename = "prompt_cache_retention")]
@@ -187,20 +189,14 @@ impl Generates for ResponsesRequest {
         let (tools, choice) = (self.tools.take(), self.tool_choice.take());
         let echoed = json!({"tools": tools.clone().unwrap_or_else(|| json!([])), "tool_choice": choice});
         let tools = Tools::read_flat(tools, choice, unknown)?;
-        let mut list = match self.input.take() {
+        let said = match self.input.take() {
             None => return Err(ApiError::field("input", "the input is missing; give a text or a list of items")),
             Some(TextOr::Text(text)) => vec![ChatMessage::new("user".into(), Some(TextOr::Text(text)))],
             Some(TextOr::List(items)) => said(items)?,
         };
-        join_parts(&mut list, model)?;
-        let mut messages = conversation("input", &list).map_err(in_response)?;
-        if let Some(text) = &self.instructions {
-            match messages.first_mut().filter(|first| first.role == "system") {
-                // Templates take one system message.
-                Some(first) => first.content = format!("{text}\n\n{}", first.content),
-                None => messages.insert(0, Message::new("system", text)),
-            }
-        }
+        let mut variables = Map::new();
+        let reasoning = self.reasoning.take().unwrap_or_default();
+        effort(&mut variables, reasoning["effort"].as_str());
         let common = Common {
             temperature: self.temperature,
             top_p: self.top_p,
@@ -211,15 +207,18 @@ impl Generates for ResponsesRequest {
             response_format: self.text.and_then(|text| text.format).map(TextFormat::response_format),
             ..Common::default()
         };
-        if let Some(tools) = &tools {
-            let json = common.response_format.as_ref().is_some_and(ResponseFormat::is_json);
-            messages = tools.introduced(messages, json, model.habits()?.takes_system);
-        }
-        let plan = common.check(model, *fresh_seed)?.with_tools(tools);
-        let prompt = model.conversation(&messages, Map::new(), wanted).map_err(|e| match e.param.as_deref() {
-            Some("messages") => ApiError { param: Some("input".into()), ..e },
-            _ => e,
-        })?;
+        let dialogue = Dialogue {
+            field: "input",
+            said,
+            instructions: self.instructions.as_deref(),
+            tools,
+            parallel: self.parallel_tool_calls.unwrap_or(true),
+            json: common.response_format.as_ref().is_some_and(ResponseFormat::is_json),
+            variables,
+        };
+        let plan = common.check(model, *fresh_seed)?;
+        let (prompt, talk) = dialogue.rendered(model, wanted).map_err(in_response)?;
+        let plan = plan.with_talk(talk, model);
         let max_tokens = room("max_output_tokens", self.max_output_tokens, prompt.len(), model.context)?;
         let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
         let jobs = plan.jobs(*client, prompt, max_tokens, None, whole);
@@ -230,6 +229,7 @@ impl Generates for ResponsesRequest {
             "max_output_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
+            "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true),
             "tools": echoed["tools"],
             "tool_choice": if echoed["tool_choice"].is_null() { &auto } else { &echoed["tool_choice"] },
         });
@@ -239,7 +239,10 @@ impl Generates for ResponsesRequest {
 
 /// An error of the messages with the name that the field has here.
 fn in_response(e: ApiError) -> ApiError {
-    let param = e.param.map(|param| param.replace(".tool_call_id", ".call_id"));
+    let param = e.param.map(|param| match param.as_str() {
+        "messages" => "input".into(),
+        _ => param.replace(".tool_call_id", ".call_id"),
+    });
     ApiError { param, message: e.message.replace("a tool's message", "an output"), ..e }
 }
 

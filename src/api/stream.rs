@@ -329,7 +329,8 @@ impl ChoiceStream {
 
     /// The next piece.
     pub fn delta(&mut self, delta: &Delta) -> Vec<Value> {
-        let parts = self.reader.push(&delta.text);
+        let thought = Some(delta.thought.clone()).filter(|thought| !thought.is_empty()).map(Part::Thought);
+        let parts = thought.into_iter().chain(self.reader.push(&delta.text)).collect();
         self.parts(parts, &delta.logprobs)
     }
 
@@ -340,6 +341,8 @@ impl ChoiceStream {
             self.calls += usize::from(matches!(part, Part::Call(_)));
             match (self.answer.wire, &part) {
                 (Wire::Responses, _) => chunks.extend(self.events.part(&self.answer.response(), &part)),
+                // The older API knows text alone.
+                (Wire::Text, Part::Thought(_)) => {}
                 (_, Part::Text(text)) => chunks.push(self.piece(text, std::mem::take(&mut logprobs))),
                 _ => chunks.push(self.answer.part_chunk(self.index, &part, self.calls)),
             }
@@ -377,13 +380,13 @@ fn finite(logprob: f32) -> f32 {
 pub struct Collector {
     answer: Answer,
     per_prompt: usize,
-    choices: Vec<(String, Vec<Logprob>, Option<Done>)>,
+    choices: Vec<(Delta, Option<Done>)>,
 }
 
 impl Collector {
     /// For `choices` choices, `per_prompt` of them for each prompt.
     pub fn new(answer: Answer, choices: usize, per_prompt: usize) -> Collector {
-        Collector { answer, per_prompt, choices: (0..choices).map(|_| (String::new(), Vec::new(), None)).collect() }
+        Collector { answer, per_prompt, choices: (0..choices).map(|_| (Delta::default(), None)).collect() }
     }
 
     /// Takes the next event of choice `index`.
@@ -391,11 +394,12 @@ impl Collector {
     /// # Errors
     /// 500 if the engine failed; 400 if the schema became too costly while answering.
     pub fn take(&mut self, index: usize, event: Event) -> Result<(), ApiError> {
-        let (text, logprobs, done) = &mut self.choices[index];
+        let (said, done) = &mut self.choices[index];
         match event {
             Event::Delta(delta) => {
-                text.push_str(&delta.text);
-                logprobs.extend(delta.logprobs);
+                said.thought.push_str(&delta.thought);
+                said.text.push_str(&delta.text);
+                said.logprobs.extend(delta.logprobs);
             }
             Event::Done(end) => *done = Some(end),
             Event::Failed(why) => return Err(failed(why)),
@@ -410,11 +414,13 @@ impl Collector {
     /// 500 if a choice has not ended, because the engine's thread has stopped.
     pub fn finish(self) -> Result<Value, ApiError> {
         let (mut usage, mut choices) = (Usage::default(), Vec::new());
-        for (index, (text, logprobs, done)) in self.choices.iter().enumerate() {
+        for (index, (Delta { thought, text, logprobs }, done)) in self.choices.iter().enumerate() {
             let done = done.as_ref().ok_or_else(cut_short)?;
             usage.add(done, index, self.per_prompt);
             let mut reader = Reader::new(&self.answer.reading);
-            let mut parts = reader.push(text);
+            let mut parts: Vec<Part> =
+                Some(thought.clone()).filter(|text| !text.is_empty()).map(Part::Thought).into_iter().collect();
+            parts.extend(reader.push(text));
             parts.extend(reader.end());
             if self.answer.wire == Wire::Responses {
                 return Ok(ResponseEvents::whole(&self.answer.response(), &parts, done));

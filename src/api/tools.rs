@@ -4,8 +4,9 @@
 //! its arguments to the function's schema. A call is an answer that is nothing but `{"name": ..., "arguments": {...}}`.
 
 use super::error::ApiError;
-use super::forms::{Form, reroot};
+use super::forms::Form;
 use super::reader::Callable;
+use super::schema_parts::reroot;
 use super::unknown::{Given, Unknown, open_object};
 use crate::error::excerpt;
 use crate::tokenizer::chat_template::Message;
@@ -121,6 +122,17 @@ impl Tools {
         }
         let (functions, required) = chosen(functions, choice)?;
         Ok((!functions.is_empty()).then_some(Tools { functions, required, left_out }))
+    }
+
+    /// The functions as templates take them.
+    pub fn told(&self) -> Value {
+        let told = |f: &Function| {
+            let about = f.description.as_deref().unwrap_or_default();
+            let none = || json!({"type": "object", "properties": {}, "required": []});
+            let parameters = f.parameters.clone().unwrap_or_else(none);
+            json!({"type": "function", "function": {"name": f.name, "description": about, "parameters": parameters}})
+        };
+        self.functions.iter().map(told).collect()
     }
 
     /// What an answer may call.

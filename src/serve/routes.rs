@@ -350,7 +350,7 @@ async fn generated<R: Generates>(State(daemon): Shared, request: Request) -> Res
 }
 
 async fn embed(State(daemon): Shared, request: Request) -> Response {
-    let unknown = unknown_fields(&daemon);
+    let unknown = unknown_fields(&daemon.settings());
     let work = move |loaded: &Loaded, body: &[u8]| {
         let request: EmbeddingRequest = parse_with(body, EMBEDDING_FIELDS, &unknown)?;
         Ok((request.prepare(&loaded.model)?, unknown))
@@ -394,7 +394,7 @@ async fn generate<R: Generates>(daemon: Arc<Daemon>, request: Request) -> Result
     // This future, and `here` with it, is dropped when the client disconnects; a child process that works for it is then ended.
     let here = Arc::new(());
     let wanted = Wanted::by(&here);
-    let unknown = unknown_fields(&daemon);
+    let unknown = unknown_fields(&daemon.settings());
     let asker = Asker { client, id: format!("{fresh:016x}"), fresh_seed: fresh >> 32, wanted, unknown };
     let prepare = move |loaded: &Loaded, body: &[u8]| {
         let prepared = parse_with::<R>(body, R::FIELDS, &asker.unknown)?.prepare(&loaded.model, &asker)?;

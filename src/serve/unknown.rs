@@ -1,8 +1,8 @@
 //! Unknown fields of requests: whether they are ignored, and the log of those that were.
 
-use super::daemon::Daemon;
 use crate::api::Unknown;
 use crate::error::printable;
+use crate::settings::Settings;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use tracing::warn;
@@ -15,8 +15,8 @@ const MAX_REMEMBERED: usize = 4096;
 pub struct IgnoredFields(Mutex<BTreeSet<(u64, String)>>);
 
 /// What becomes of a request's unknown fields, by the setting.
-pub fn unknown_fields(daemon: &Daemon) -> Unknown {
-    Unknown::new(daemon.settings().text("serve.unknown_fields") == Some("ignore"))
+pub fn unknown_fields(settings: &Settings) -> Unknown {
+    Unknown::new(settings.text("serve.unknown_fields") == Some("ignore"))
 }
 
 impl IgnoredFields {

@@ -14,6 +14,7 @@ mod limits;
 mod log;
 mod memory;
 mod messages;
+mod native;
 mod neighbours;
 mod options;
 #[path = "../support/programs.rs"]
