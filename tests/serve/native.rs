@@ -1,8 +1,10 @@
 //! Functions and thoughts by the model's own chat template: what goes into the prompt, and what of the answer comes as calls and thoughts.
 
-use crate::daemon::{Answer, Daemon};
+use crate::daemon::{Answer, Daemon, command};
 use crate::templates::serve;
 use serde_json::{Value as Json, json};
+use std::io::Write;
+use std::process::Stdio;
 
 const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
@@ -163,4 +165,24 @@ fn thoughts_come_apart_from_the_answer_and_the_template_is_told_how_much_to_thin
     );
     let next = json!({"input": [{"role": "user", "content": "Hi"}, item, {"role": "assistant", "content": "Ho"}], "max_output_tokens": 1});
     assert_eq!(daemon.post(RESPONSES, &next).status, 200);
+}
+
+/// Thoughts are no content any more, so `chat` would have shown nothing for as long as a model thinks.
+#[test]
+fn a_talk_shows_thoughts_here_and_from_a_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = serve(dir.path(), &TEMPLATE.replace("{% if enable_thinking or", "{% if true or"));
+    let chat = json!({"messages": [user("Hi")], "temperature": 0, "max_tokens": 12});
+    let thought = daemon.post(CHAT, &chat).json()["choices"][0]["message"]["reasoning_content"].clone();
+    let model = dir.path().join("model");
+    for args in [&["chat"][..], &["chat", model.to_str().unwrap(), "--here"]] {
+        let mut talk = command(dir.path(), &[args, &["--temp", "0", "-n", "12"]].concat());
+        let mut talk = talk.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        talk.stdin.take().unwrap().write_all(b"Hi\n").unwrap();
+        let said = talk.wait_with_output().unwrap();
+        let letters = |text: &str| text.chars().filter(|c| c.is_ascii_alphanumeric()).collect::<String>();
+        let shown = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert!(!letters(&shown).is_empty(), "{said:?}");
+        assert_eq!(letters(&shown), letters(thought.as_str().unwrap()), "{said:?}");
+    }
 }
