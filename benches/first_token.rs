@@ -83,6 +83,7 @@ fn first_token(handle: &Handle, tokens: Vec<u32>, max_tokens: usize) -> f64 {
         ignore_eos: true,
         logit_bias: Vec::new(),
         logprobs: None,
+        spoken: Vec::new(),
         grammar: None,
     };
     let mut events = handle.submit(job).expect("there is room");

@@ -41,7 +41,7 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, 
 }
 
 /// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 41] = [
+pub const KEYS: [Key; 42] = [
     key("serve.model", Kind::Text, "\"\"", false, "MODEL to load at the start; empty for none"),
     key(
         "serve.socket",
@@ -77,6 +77,13 @@ pub const KEYS: [Key; 41] = [
         "\"unix\"",
         true,
         "clients that may change models, budget, policy and thresholds: unix (those of the socket), all (those over TCP, too) or off (none)",
+    ),
+    key(
+        "serve.unknown_fields",
+        Kind::Choice(&["refuse", "ignore"]),
+        "\"refuse\"",
+        true,
+        "fields of requests that are not known: refuse, or ignore (logged once per client and field)",
     ),
     key(
         "serve.ui",

@@ -376,6 +376,7 @@ fn a_load_without_memory_for_its_keys_is_refused_in_words() {
                     ignore_eos: true,
                     logit_bias: Vec::new(),
                     logprobs: None,
+                    spoken: Vec::new(),
                     grammar: None,
                 };
                 let mut events = handle.submit(job).unwrap();

@@ -52,6 +52,7 @@ fn job(client: u64, max_tokens: usize) -> Job {
         ignore_eos: true,
         logit_bias: Vec::new(),
         logprobs: Some(0),
+        spoken: Vec::new(),
         grammar: None,
     }
 }

@@ -5,6 +5,7 @@ use super::fields::{Item, TextOr};
 use super::model::ServedModel;
 use super::request::{Asker, Biases, Generates, MAX_CHOICES, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
+use super::unknown::Given;
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -60,8 +61,18 @@ request! {
         echo: bool,
         /// Refused unless empty.
         suffix: String,
-        /// Accepted and ignored.
-        user: String,
+        /// Accepted and ignored, as the fields that follow.
+        user: Given,
+        /// About the request.
+        metadata: Given,
+        /// Nothing is stored.
+        store: Given,
+        /// Keys and values of prompts are kept without being asked for.
+        prompt_cache_key: Given,
+        /// A hint.
+        cache_prompt: Given,
+        /// About the client's user.
+        safety_identifier: Given,
     }
 }
 

@@ -4,8 +4,8 @@ use super::completions::prompts;
 use super::error::{ApiError, TOO_LONG};
 use super::fields::Item;
 use super::model::ServedModel;
+use super::unknown::Given;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 /// Texts in a request, at most: each is a prompt of its own.
@@ -19,7 +19,7 @@ pub const EMBEDDING_FIELDS: &[&str] = &["model", "input", "encoding_format", "di
 
 /// Body of POST /v1/embeddings. A field that is not listed is refused by name; `None` is a field that was left out.
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct EmbeddingRequest {
     /// Name of the loaded model, or empty. `None`: whichever is loaded.
     model: Option<String>,
@@ -31,7 +31,7 @@ pub struct EmbeddingRequest {
     dimensions: Option<usize>,
     /// Accepted and ignored.
     #[serde(rename = "user")]
-    _user: Option<IgnoredAny>,
+    _user: Option<Given>,
 }
 
 /// The checked texts of a request.

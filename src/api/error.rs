@@ -98,20 +98,19 @@ impl From<Error> for ApiError {
     }
 }
 
-/// 400 for a request that serde could not read, with the path of the field; `fields` are the known names, for "did you mean".
-pub fn malformed(error: serde_path_to_error::Error<serde_json::Error>, fields: &[&str]) -> ApiError {
+/// 400 for a request that serde could not read, with the path of the field.
+pub fn malformed(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     let path = error.path().to_string();
     let param = (path != "." && path != "?").then(|| excerpt(path));
-    let inner = error.into_inner();
-    let message = inner.to_string();
-    let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
-    if let Some(unknown) = unknown {
-        let near = crate::settings::nearest(unknown, fields.iter().copied());
-        let hint = near.map_or(String::new(), |near| format!("; did you mean '{near}'?"));
-        let param = param.filter(|p| p.contains('.')).unwrap_or_else(|| excerpt(unknown));
-        return ApiError::field(param, format!("unknown field '{}'{hint}", excerpt(unknown))).code("unknown_field");
-    }
-    ApiError { param, ..ApiError::new(400, format!("invalid request: {}", excerpt(message))) }
+    ApiError { param, ..ApiError::new(400, format!("invalid request: {}", excerpt(error.into_inner().to_string()))) }
+}
+
+/// 400 for a field at this path that nothing knows; `fields` are the known names, for "did you mean".
+pub fn unknown_field(path: &str, fields: &[&str]) -> ApiError {
+    let name = path.rsplit('.').next().unwrap_or(path);
+    let near = crate::settings::nearest(name, fields.iter().copied());
+    let hint = near.map_or(String::new(), |near| format!("; did you mean '{near}'?"));
+    ApiError::field(excerpt(path), format!("unknown field '{}'{hint}", excerpt(name))).code("unknown_field")
 }
 
 /// 400 for a schema that cannot be enforced; not 5xx, so that no client repeats the request.

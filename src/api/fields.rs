@@ -45,34 +45,6 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
     }
 }
 
-/// The length of a list whose elements are not kept.
-#[derive(Clone, Copy, Debug)]
-pub struct Counted(pub usize);
-
-impl<'de> Deserialize<'de> for Counted {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Counted, D::Error> {
-        struct Read;
-
-        impl<'de> Visitor<'de> for Read {
-            type Value = Counted;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Counted, A::Error> {
-                let mut count = 0;
-                while items.next_element::<IgnoredAny>()?.is_some() {
-                    count += 1;
-                }
-                Ok(Counted(count))
-            }
-        }
-
-        from.deserialize_seq(Read)
-    }
-}
-
 /// A JSON object of numbers with at most `MAX` entries; of a repeated name the last value counts.
 #[derive(Clone, Debug, Default)]
 pub struct Numbers<const MAX: usize>(pub BTreeMap<String, f64>);

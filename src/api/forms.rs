@@ -1,8 +1,10 @@
 //! The forms that an answer may have, as one schema: calls of functions, and the `response_format`.
 
+use super::call_grammar::NativeCalls;
 use super::error::ApiError;
+use super::reader::Thoughts;
 use super::schema_bounds::pointer;
-use super::schema_parts::Way;
+use super::schema_parts::{Way, reroot};
 use serde_json::{Value, json};
 
 /// One form that an answer may have.
@@ -27,8 +29,12 @@ pub struct AnswerForms {
     pub forms: Forms,
     /// So many of them are calls of functions.
     pub calls: usize,
-    /// An answer that does not begin with `{` may be any text.
+    /// An answer that does not begin with a call may be any text.
     pub or_text: bool,
+    /// How calls are written, where that is the model's own way; `None`: as the forms say.
+    pub native: Option<NativeCalls>,
+    /// How thoughts before the answer are written, and whether it begins within them.
+    pub thoughts: Option<(Thoughts, bool)>,
 }
 
 impl AnswerForms {
@@ -104,23 +110,6 @@ impl Forms {
             found.unwrap_or_else(|| word.to_owned())
         };
         message.split(' ').map(placed).collect::<Vec<_>>().join(" ")
-    }
-}
-
-/// Has references within a schema point to where they did, now that the schema is part of another at the reference `root`.
-pub fn reroot(schema: &mut Value, root: &str) {
-    match schema {
-        Value::Array(items) => items.iter_mut().for_each(|item| reroot(item, root)),
-        Value::Object(map) => {
-            for (key, value) in map {
-                match value {
-                    Value::String(to) if key == "$ref" && (to == "#" || to == "#/") => *to = root.to_owned(),
-                    Value::String(to) if key == "$ref" && to.starts_with("#/") => *to = format!("{root}{}", &to[1..]),
-                    inner => reroot(inner, root),
-                }
-            }
-        }
-        _ => {}
     }
 }
 

@@ -1,15 +1,22 @@
 //! OpenAI's wire format: requests are made into jobs, events into answers. There is no HTTP here: the daemon uses it, and so does `chat`
 //! without a daemon.
 
+pub mod call_format;
+pub mod call_grammar;
 pub mod chat;
 pub mod completions;
+pub mod dialogue;
 pub mod embeddings;
 pub mod error;
 pub mod fields;
 pub mod forms;
 pub mod habits;
+pub mod json_scan;
+pub mod messages;
 pub mod model;
 pub mod places;
+pub mod probe;
+pub mod reader;
 pub mod request;
 mod response_object;
 pub mod responses;
@@ -18,11 +25,13 @@ pub mod schema_bounds;
 pub mod schema_parts;
 pub mod stream;
 pub mod tools;
+pub mod unknown;
 
 pub use error::{ApiError, TOO_LONG};
 pub use model::ServedModel;
-pub use request::{Asker, Generates, parse};
+pub use request::{Asker, Generates, parse, parse_with};
 pub use stream::{Answer, Collector, Prepared, Wire};
+pub use unknown::Unknown;
 
 use crate::tokenizer::chat_template;
 use std::process::ExitCode;

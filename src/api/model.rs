@@ -2,6 +2,8 @@
 
 use super::error::{ApiError, TOO_LONG};
 use super::habits::Habits;
+use super::probe::{self, CallHabits, Probe, Render};
+use super::reader::Thoughts;
 use super::schema::Schemas;
 use crate::child::{Wanted, this_program};
 use crate::engine::sampler::SamplingParams;
@@ -40,7 +42,20 @@ pub struct ServedModel {
     pub schemas: Arc<Schemas>,
     renderer: Renderer,
     habits: OnceLock<Habits>,
+    calls: OnceLock<Option<CallHabits>>,
+    thoughts: OnceLock<Option<Thoughts>>,
 }
+
+/// A conversation as the model's chat template has rendered it.
+pub struct Prompt {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// How its text ends, some characters of it.
+    pub end: String,
+}
+
+/// Characters of [`Prompt::end`], at most.
+const MAX_END: usize = 64;
 
 impl ServedModel {
     /// `fingerprint` is the model file's. Starts a process for the first chat, if the model has a template.
@@ -57,8 +72,20 @@ impl ServedModel {
         }
         let schemas = Arc::new(Schemas::new(this_program(), tokenizer.clone(), vocab));
         let sampling = SamplingParams::default();
-        let habits = OnceLock::new();
-        ServedModel { name, tokenizer, vocab, context, created, fingerprint, sampling, schemas, renderer, habits }
+        ServedModel {
+            name,
+            tokenizer,
+            vocab,
+            context,
+            created,
+            fingerprint,
+            sampling,
+            schemas,
+            renderer,
+            habits: OnceLock::new(),
+            calls: OnceLock::new(),
+            thoughts: OnceLock::new(),
+        }
     }
 
     /// The model with other defaults of how tokens are drawn.
@@ -194,7 +221,7 @@ impl ServedModel {
         messages: &[Message],
         variables: Map<String, Value>,
         wanted: &Wanted,
-    ) -> Result<Vec<u32>, ApiError> {
+    ) -> Result<Prompt, ApiError> {
         let bytes = |m: &Message| m.content.len() + m.reasoning_content.as_ref().map_or(0, String::len);
         self.check_length("messages", messages.iter().map(bytes).sum())?;
         let refuse = |e: crate::Error| match e {
@@ -203,14 +230,10 @@ impl ServedModel {
             crate::Error::BadFile(bad) => broken_template(&bad),
             e => ApiError::field("messages", e.to_string()),
         };
+        let mut end = String::new();
         let tokens = match self.tokenizer.chat_template() {
             Some(template) => {
-                let safe = |m: &Message| Message {
-                    role: m.role.clone(),
-                    content: self.tokenizer.defuse(&m.content),
-                    reasoning_content: m.reasoning_content.as_deref().map(|thought| self.tokenizer.defuse(thought)),
-                };
-                let messages: Vec<Message> = messages.iter().map(safe).collect();
+                let messages: Vec<Message> = messages.iter().map(|m| harmless(m, &self.tokenizer)).collect();
                 let mut variables = Value::Object(variables);
                 defuse(&mut variables, &self.tokenizer);
                 let mut input = Input::of(template, &messages, &self.tokenizer);
@@ -220,6 +243,7 @@ impl ServedModel {
                 let text = self.renderer.render(&input, self.tokenizer.path(), wanted).map_err(refuse)?;
                 // A template may add text of any length, which is tokenised as well.
                 self.check_length("messages", text.len())?;
+                end = text.chars().rev().take(MAX_END).collect::<Vec<_>>().into_iter().rev().collect();
                 self.tokenizer.encode_chat(&text)
             }
             None => {
@@ -227,7 +251,7 @@ impl ServedModel {
                 self.tokenizer.encode_prompt(&texts.join("\n"), Special::AsText)
             }
         };
-        self.check_tokens("messages", tokens.map_err(refuse)?)
+        Ok(Prompt { tokens: self.check_tokens("messages", tokens.map_err(refuse)?)?, end })
     }
 
     /// How this model's template treats messages; it is rendered for that when this is called first.
@@ -238,15 +262,60 @@ impl ServedModel {
         if let Some(known) = self.habits.get() {
             return Ok(known);
         }
+        let of = |messages| self.probed(Probe { messages, tools: Value::Null, prompt: true });
         let found = match self.tokenizer.chat_template() {
             None => Habits::plain(),
-            Some(template) => Habits::of(&|messages| {
-                let input = Input { messages, ..Input::of(template, &[], &self.tokenizer) };
-                self.renderer.render(&input, self.tokenizer.path(), &Wanted::always())
-            })
-            .map_err(|error| ApiError::from(error).retry_after(1))?,
+            Some(_) => Habits::of(&of).map_err(|error| ApiError::from(error).retry_after(1))?,
         };
         Ok(self.habits.get_or_init(|| found))
+    }
+
+    /// How this model's template takes functions and their calls; `None` if it does not, or in no way that is known.
+    ///
+    /// # Errors
+    /// As [`ServedModel::habits`].
+    pub fn call_habits(&self) -> Result<Option<&CallHabits>, ApiError> {
+        // In harmony a call is a channel's head, which is no text of the answer.
+        let known = |render: &Render<'_>| match self.tokenizer.markers() {
+            Some(_) => Ok(None),
+            None => CallHabits::of(render),
+        };
+        self.found(&self.calls, &known)
+    }
+
+    /// How this model writes thoughts; `None` if it has none.
+    ///
+    /// # Errors
+    /// As [`ServedModel::habits`].
+    pub fn thoughts(&self) -> Result<Option<&Thoughts>, ApiError> {
+        self.found(&self.thoughts, &probe::thoughts_of)
+    }
+
+    /// What rendering the template shows, found when it is asked for first.
+    fn found<'a, T>(
+        &self,
+        known: &'a OnceLock<Option<T>>,
+        of: &dyn Fn(&Render<'_>) -> crate::error::Result<Option<T>>,
+    ) -> Result<Option<&'a T>, ApiError> {
+        if known.get().is_none() {
+            let found = match self.tokenizer.chat_template() {
+                None => None,
+                Some(_) => of(&|probe| self.probed(probe)).map_err(|error| ApiError::from(error).retry_after(1))?,
+            };
+            known.get_or_init(|| found);
+        }
+        Ok(known.get().and_then(Option::as_ref))
+    }
+
+    /// What the template makes of a probe.
+    fn probed(&self, probe: Probe) -> crate::error::Result<String> {
+        let Probe { messages, tools, prompt } = probe;
+        let template = self.tokenizer.chat_template().unwrap_or_default();
+        let mut input = Input { messages, add_generation_prompt: prompt, ..Input::of(template, &[], &self.tokenizer) };
+        if !tools.is_null() {
+            input.extras.insert("tools".into(), tools);
+        }
+        self.renderer.render(&input, self.tokenizer.path(), &Wanted::always())
     }
 
     /// How a token is written in log probabilities: its text and its bytes. A token without text, such as a control token, has its name and
@@ -267,6 +336,21 @@ fn broken_template(bad: &crate::error::BadFile) -> ApiError {
     let reason = crate::error::printable(&bad.reason);
     let message = format!("the model's chat template cannot be rendered: {reason}; the request is not at fault");
     ApiError::new(500, message).code("bad_chat_template")
+}
+
+/// A message in which no text is a control token.
+fn harmless(message: &Message, tokenizer: &Tokenizer) -> Message {
+    let mut tool_calls = Value::from(message.tool_calls.clone());
+    defuse(&mut tool_calls, tokenizer);
+    let safe = |text: &Option<String>| text.as_deref().map(|text| tokenizer.defuse(text));
+    Message {
+        role: message.role.clone(),
+        content: tokenizer.defuse(&message.content),
+        reasoning_content: safe(&message.reasoning_content),
+        tool_calls: tool_calls.as_array().cloned().unwrap_or_default(),
+        tool_call_id: safe(&message.tool_call_id),
+        name: safe(&message.name),
+    }
 }
 
 /// Makes all texts of a value harmless ([`Tokenizer::defuse`]).

@@ -1,11 +1,12 @@
 //! What chat and text completions have in common.
 
-use super::error::{ApiError, malformed};
+use super::dialogue::Talk;
+use super::error::ApiError;
 use super::fields::{Numbers, TextOr};
 use super::forms::{AnswerForms, Form, Forms};
 use super::model::ServedModel;
 use super::stream::{Answer, Prepared, Wire};
-use super::tools::Tools;
+use super::unknown::Unknown;
 use crate::child::Wanted;
 use crate::engine::sampler::SamplingParams;
 use crate::generation::Job;
@@ -31,7 +32,7 @@ macro_rules! request {
     ($(#[$of:meta])* $name:ident, $fields:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$of])*
         #[derive(Debug, Default, Deserialize)]
-        #[serde(deny_unknown_fields, default)]
+        #[serde(default)]
         pub struct $name {
             $($(#[$meta])* pub $field: Option<$type>,)*
         }
@@ -64,20 +65,35 @@ macro_rules! request {
 }
 pub(super) use request;
 
-/// Reads the JSON body of a request; `fields` are the names it may have, for "did you mean".
+/// Reads the JSON body of a request, in which unknown fields are refused; `fields` are the names it may have, for "did you mean".
 ///
 /// # Errors
 /// 400 that names the bad field.
 pub fn parse<T: DeserializeOwned>(body: &[u8], fields: &[&str]) -> Result<T, ApiError> {
+    parse_with(body, fields, &Unknown::default())
+}
+
+/// The same where `unknown` says what becomes of unknown fields.
+///
+/// # Errors
+/// 400 that names the bad field.
+pub fn parse_with<T: DeserializeOwned>(body: &[u8], fields: &[&str], unknown: &Unknown) -> Result<T, ApiError> {
     let json = &mut serde_json::Deserializer::from_slice(body);
-    let request = serde_path_to_error::deserialize(&mut *json).map_err(|e| malformed(e, fields))?;
+    let request = unknown.read("", &mut *json, fields)?;
     json.end().map_err(|e| ApiError::new(400, format!("the request's JSON has text after its end: {e}")))?;
     Ok(request)
 }
 
+/// Refuses the first field that is to be refused, with the reason.
+///
+/// # Errors
+/// 400 that names the field.
+pub fn refuse<const N: usize>(refused: [(&str, bool, &str); N]) -> Result<(), ApiError> {
+    refused.into_iter().find(|(_, is, _)| *is).map_or(Ok(()), |(field, _, why)| Err(ApiError::field(field, why)))
+}
+
 /// Options of a streamed answer.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct StreamOptions {
     /// Whether a last chunk reports the numbers of tokens. `None`: no.
     pub include_usage: Option<bool>,
@@ -96,12 +112,14 @@ pub struct Asker {
     pub fresh_seed: u64,
     /// Until when the client waits for the answer.
     pub wanted: Wanted,
+    /// What becomes of unknown fields in those parts that are read later than the request.
+    pub unknown: Unknown,
 }
 
 impl Asker {
     /// A client that waits for as long as it takes.
     pub fn patient(client: u64, id: String, fresh_seed: u64) -> Asker {
-        Asker { client, id, fresh_seed, wanted: Wanted::always() }
+        Asker { client, id, fresh_seed, wanted: Wanted::always(), unknown: Unknown::default() }
     }
 }
 
@@ -161,8 +179,10 @@ pub struct Plan {
     n: usize,
     logit_bias: Vec<(u32, f32)>,
     response_format: Option<ResponseFormat>,
-    /// `None`: nothing can be called.
-    tools: Option<Tools>,
+    /// How answers to a conversation are written.
+    talk: Talk,
+    /// Control tokens that are a part of what is read.
+    spoken: Vec<u32>,
     ignore_eos: bool,
     stream: bool,
     usage: bool,
@@ -237,7 +257,8 @@ impl Common {
             n: n as usize,
             logit_bias,
             response_format: self.response_format,
-            tools: None,
+            talk: Talk::default(),
+            spoken: Vec::new(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
             stream,
             usage: self.stream_options.and_then(|o| o.include_usage).unwrap_or(false),
@@ -246,10 +267,13 @@ impl Common {
 }
 
 impl Plan {
-    /// Lets the answers call functions.
+    /// The answers are those to a conversation.
     #[must_use]
-    pub fn with_tools(self, tools: Option<Tools>) -> Plan {
-        Plan { tools, ..self }
+    pub fn with_talk(self, talk: Talk, model: &ServedModel) -> Plan {
+        let mut spoken: Vec<u32> = talk.reading.marks().flat_map(|mark| model.tokenizer.controls_in(mark)).collect();
+        spoken.sort_unstable();
+        spoken.dedup();
+        Plan { talk, spoken, ..self }
     }
 
     /// The forms that the answers may have; `None` for plain text.
@@ -257,15 +281,17 @@ impl Plan {
     /// # Errors
     /// 400 for a `response_format` that is not known.
     fn forms(&self) -> Result<Option<AnswerForms>, ApiError> {
-        let format = self.response_format.as_ref().map_or(Ok(Vec::new()), |f| f.forms(self.tools.is_some()))?;
-        let Some(tools) = &self.tools else {
+        let Talk { tools, native, reading } = &self.talk;
+        let format = self.response_format.as_ref().map_or(Ok(Vec::new()), |f| f.forms(tools.is_some()))?;
+        let thoughts = reading.thoughts.clone().map(|marks| (marks, reading.thinking));
+        let Some(tools) = tools else {
             let forms = (!format.is_empty()).then_some(Forms(format));
-            return Ok(forms.map(|forms| AnswerForms { forms, calls: 0, or_text: false }));
+            return Ok(forms.map(|forms| AnswerForms { forms, calls: 0, or_text: false, native: None, thoughts }));
         };
         let mut forms = tools.forms();
         let (calls, or_text) = (forms.len(), !tools.required && format.is_empty());
         forms.extend(format.into_iter().filter(|_| !tools.required));
-        Ok(Some(AnswerForms { forms: Forms(forms), calls, or_text }))
+        Ok(Some(AnswerForms { forms: Forms(forms), calls, or_text, native: native.clone(), thoughts }))
     }
 
     /// One job for each answer to `prompt`, without the grammar of the answer's form; answer i draws with seed + i. `whole`: the answer is a
@@ -288,6 +314,7 @@ impl Plan {
             ignore_eos: self.ignore_eos,
             logit_bias: self.logit_bias.clone(),
             logprobs,
+            spoken: self.spoken.clone(),
             grammar: None,
         };
         (0..self.n).map(job).collect()
@@ -305,11 +332,12 @@ impl Plan {
         jobs: Vec<Job>,
     ) -> Result<Prepared, ApiError> {
         let form = self.forms()?;
-        let Plan { tools, stream, usage, n: per_prompt, .. } = self;
-        let calls = tools.map_or(Vec::new(), |tools| tools.names()).into();
+        let Plan { talk: Talk { tools, reading, .. }, stream, usage, n: per_prompt, .. } = self;
+        let reading = Arc::new(reading);
         let (created, echo) = (crate::clock::unix_seconds(), Value::Null);
-        let answer = Answer { wire, id, created, model: model.clone(), calls, usage: stream && usage, echo };
-        Ok(Prepared { per_prompt, jobs, answer, stream, form, unenforced: Vec::new() })
+        let answer = Answer { wire, id, created, model: model.clone(), reading, usage: stream && usage, echo };
+        let unenforced = tools.map_or(Vec::new(), |tools| tools.left_out);
+        Ok(Prepared { per_prompt, jobs, answer, stream, form, unenforced })
     }
 }
 
@@ -347,7 +375,6 @@ pub fn room(param: &str, asked: Option<u64>, prompt: usize, context: usize) -> R
 
 /// The field `response_format`: which form the answer must have.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ResponseFormat {
     /// `text`, `json_object` or `json_schema`.
     #[serde(rename = "type")]
@@ -358,7 +385,6 @@ pub struct ResponseFormat {
 
 /// A named schema, as OpenAI's API wraps it.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct JsonSchema {
     /// Accepted and ignored.
     #[serde(rename = "name")]

@@ -1,5 +1,6 @@
 //! The objects of POST /v1/responses: whole answers, and the events of a stream.
 
+use super::reader::Part;
 use crate::generation::{Done, Reason};
 use serde_json::{Map, Value, json};
 
@@ -16,8 +17,16 @@ pub struct Response {
     pub echo: Value,
 }
 
-/// The response object: `text` is null until there is one, `done` until it is complete.
-fn object(of: &Response, status: &str, output: Vec<Value>, done: Option<&Done>) -> Value {
+impl Response {
+    /// The id of output item number `index`; `kind` is its beginning.
+    fn item_id(&self, kind: &str, index: usize) -> String {
+        let own = self.id.rsplit('_').next().unwrap_or_default();
+        format!("{kind}_{own}_{index}")
+    }
+}
+
+/// The response object; `done` is `None` until it is complete.
+fn object(of: &Response, status: &str, output: &[Value], done: Option<&Done>) -> Value {
     let cut = done.is_some_and(|done| done.reason == Reason::Length);
     let usage = done.map(|done| {
         json!({
@@ -28,28 +37,32 @@ fn object(of: &Response, status: &str, output: Vec<Value>, done: Option<&Done>) 
             "total_tokens": done.prompt_tokens + done.generated_tokens,
         })
     });
-    json!({
+    let mut object = json!({
         "id": of.id,
         "object": "response",
         "created_at": of.created,
         "status": status,
         "error": null,
         "incomplete_details": if cut { json!({"reason": "max_output_tokens"}) } else { Value::Null },
-        "instructions": of.echo["instructions"],
-        "max_output_tokens": of.echo["max_output_tokens"],
+        "instructions": null,
+        "max_output_tokens": null,
         "model": of.model,
         "output": output,
         "parallel_tool_calls": false,
         "previous_response_id": null,
         "store": false,
-        "temperature": of.echo["temperature"],
+        "temperature": null,
         "tool_choice": "none",
         "tools": [],
-        "top_p": of.echo["top_p"],
+        "top_p": null,
         "truncation": "disabled",
         "usage": usage,
         "metadata": {},
-    })
+    });
+    for (field, value) in of.echo.as_object().into_iter().flatten() {
+        object[field] = value.clone();
+    }
+    object
 }
 
 /// How a response ended.
@@ -60,72 +73,186 @@ fn status(done: &Done) -> &'static str {
     }
 }
 
-fn part(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": []})
+/// An item of the output that is being written.
+#[derive(Clone, Debug)]
+struct Item {
+    kind: Kind,
+    /// Its text or arguments so far.
+    text: String,
 }
 
-fn message(of: &Response, status: &str, content: Vec<Value>) -> Value {
-    json!({"type": "message", "id": message_id(of), "status": status, "role": "assistant", "content": content})
+#[derive(Clone, Debug, PartialEq)]
+enum Kind {
+    Reasoning,
+    Message,
+    /// A call of this function.
+    Call(String),
 }
 
-fn message_id(of: &Response) -> String {
-    of.id.replacen("resp", "msg", 1)
-}
+impl Item {
+    fn id(&self, of: &Response, index: usize) -> String {
+        let kind = match self.kind {
+            Kind::Reasoning => "rs",
+            Kind::Message => "msg",
+            Kind::Call(_) => "fc",
+        };
+        of.item_id(kind, index)
+    }
 
-/// A whole of.
-pub fn whole(of: &Response, text: &str, done: &Done) -> Value {
-    object(of, status(done), vec![message(of, status(done), vec![part(text)])], Some(done))
+    /// Its content, where it has some.
+    fn part(&self, text: &str) -> Value {
+        match self.kind {
+            Kind::Message => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+            _ => json!({"type": "reasoning_text", "text": text}),
+        }
+    }
+
+    /// The item as it is in `status`; at its beginning it has no content.
+    fn json(&self, of: &Response, index: usize, status: &str, begins: bool) -> Value {
+        let id = self.id(of, index);
+        let content = if begins { Vec::new() } else { vec![self.part(&self.text)] };
+        match &self.kind {
+            Kind::Message => {
+                json!({"type": "message", "id": id, "status": status, "role": "assistant", "content": content})
+            }
+            Kind::Reasoning => {
+                json!({"type": "reasoning", "id": id, "status": status, "summary": [], "content": content})
+            }
+            Kind::Call(name) => json!({
+                "type": "function_call", "id": id, "call_id": of.item_id("call", index), "name": name,
+                "arguments": self.text, "status": status,
+            }),
+        }
+    }
 }
 
 /// The events of a streamed answer, each with its number.
 #[derive(Debug, Default)]
-pub struct ResponseEvents(u64);
+pub struct ResponseEvents {
+    number: u64,
+    /// Complete items.
+    output: Vec<Value>,
+    item: Option<Item>,
+}
 
 impl ResponseEvents {
+    /// A whole answer.
+    pub fn whole(of: &Response, parts: &[Part], done: &Done) -> Value {
+        let mut events = ResponseEvents::default();
+        parts.iter().for_each(|part| drop(events.part(of, part)));
+        events.end(of, done).pop().map_or(Value::Null, |mut last| last["response"].take())
+    }
+
     fn event(&mut self, kind: &str, fields: Value) -> Value {
         let mut event = Map::new();
         event.insert("type".into(), format!("response.{kind}").into());
-        event.insert("sequence_number".into(), self.0.into());
-        self.0 += 1;
+        event.insert("sequence_number".into(), self.number.into());
+        self.number += 1;
         event.extend(fields.as_object().cloned().unwrap_or_default());
         event.into()
     }
 
-    /// Of the only content of the only message.
-    fn of_part(&mut self, of: &Response, kind: &str, name: &str, value: Value) -> Value {
-        let mut fields = json!({"item_id": message_id(of), "output_index": 0, "content_index": 0});
-        fields[name] = value;
+    /// One about the item that is being written; `content`: about its only content.
+    fn of_item(&mut self, of: &Response, kind: &str, content: bool, more: Value) -> Value {
+        let index = self.output.len();
+        let id = self.item.as_ref().map_or(String::new(), |item| item.id(of, index));
+        let mut fields = json!({"item_id": id, "output_index": index});
+        if content {
+            fields["content_index"] = 0.into();
+        }
         if kind.starts_with("output_text") {
             fields["logprobs"] = json!([]);
+        }
+        for (name, value) in more.as_object().into_iter().flatten() {
+            fields[name] = value.clone();
         }
         self.event(kind, fields)
     }
 
     /// The events before the first piece.
     pub fn begin(&mut self, of: &Response) -> Vec<Value> {
-        let response = object(of, "in_progress", Vec::new(), None);
-        let item = message(of, "in_progress", Vec::new());
+        let response = object(of, "in_progress", &[], None);
         vec![
             self.event("created", json!({"response": response})),
             self.event("in_progress", json!({"response": response})),
-            self.event("output_item.added", json!({"output_index": 0, "item": item})),
-            self.of_part(of, "content_part.added", "part", part("")),
         ]
     }
 
-    /// A piece of the text.
-    pub fn delta(&mut self, of: &Response, text: &str) -> Value {
-        self.of_part(of, "output_text.delta", "delta", text.into())
+    /// The events of the answer's next part.
+    pub fn part(&mut self, of: &Response, part: &Part) -> Vec<Value> {
+        let kind = match part {
+            Part::Thought(_) => Some(Kind::Reasoning),
+            Part::Text(_) => Some(Kind::Message),
+            Part::Call(name) => Some(Kind::Call(name.clone())),
+            Part::Arguments(_) => None,
+        };
+        let mut events = Vec::new();
+        let goes_on =
+            |item: &Item| matches!(part, Part::Thought(_) | Part::Text(_)) && Some(&item.kind) == kind.as_ref();
+        if let Some(kind) = kind.as_ref().filter(|_| !self.item.as_ref().is_some_and(goes_on)) {
+            events.extend(self.close(of, "completed"));
+            events.extend(self.open(of, kind.clone()));
+        }
+        let (name, text) = match part {
+            Part::Thought(text) => ("reasoning_text.delta", text),
+            Part::Text(text) => ("output_text.delta", text),
+            Part::Arguments(text) => ("function_call_arguments.delta", text),
+            Part::Call(_) => return events,
+        };
+        if let Some(item) = &mut self.item {
+            item.text.push_str(text);
+        }
+        events.push(self.of_item(of, name, !matches!(part, Part::Arguments(_)), json!({"delta": text})));
+        events
     }
 
-    /// The events after the last piece; `text` is the whole text.
-    pub fn end(&mut self, of: &Response, text: &str, done: &Done) -> Vec<Value> {
-        let item = message(of, status(done), vec![part(text)]);
-        vec![
-            self.of_part(of, "output_text.done", "text", text.into()),
-            self.of_part(of, "content_part.done", "part", part(text)),
-            self.event("output_item.done", json!({"output_index": 0, "item": item})),
-            self.event(status(done), json!({"response": whole(of, text, done)})),
-        ]
+    /// Begins an item.
+    fn open(&mut self, of: &Response, kind: Kind) -> Vec<Value> {
+        let (item, index) = (Item { kind, text: String::new() }, self.output.len());
+        let (begun, part) = (item.json(of, index, "in_progress", true), item.part(""));
+        let has_content = !matches!(item.kind, Kind::Call(_));
+        self.item = Some(item);
+        let mut events = vec![self.event("output_item.added", json!({"output_index": index, "item": begun}))];
+        if has_content {
+            events.push(self.of_item(of, "content_part.added", true, json!({"part": part})));
+        }
+        events
+    }
+
+    /// Ends the item that is being written.
+    fn close(&mut self, of: &Response, status: &str) -> Vec<Value> {
+        let Some(item) = self.item.clone() else { return Vec::new() };
+        let (index, text) = (self.output.len(), item.text.clone());
+        let mut events = match &item.kind {
+            Kind::Call(name) => {
+                let whole = json!({"name": name, "arguments": text});
+                vec![self.of_item(of, "function_call_arguments.done", false, whole)]
+            }
+            kind => {
+                let name = if *kind == Kind::Message { "output_text.done" } else { "reasoning_text.done" };
+                vec![
+                    self.of_item(of, name, true, json!({"text": text})),
+                    self.of_item(of, "content_part.done", true, json!({"part": item.part(&text)})),
+                ]
+            }
+        };
+        let whole = item.json(of, index, status, false);
+        events.push(self.event("output_item.done", json!({"output_index": index, "item": whole})));
+        self.output.push(whole);
+        self.item = None;
+        events
+    }
+
+    /// The events after the last piece.
+    pub fn end(&mut self, of: &Response, done: &Done) -> Vec<Value> {
+        let mut events = Vec::new();
+        // An answer has a message, even an empty one, unless it calls.
+        if self.item.is_none() && self.output.is_empty() {
+            events.extend(self.open(of, Kind::Message));
+        }
+        events.extend(self.close(of, status(done)));
+        let response = object(of, status(done), &self.output, Some(done));
+        events.push(self.event(status(done), json!({"response": response})));
+        events
     }
 }

@@ -17,14 +17,16 @@
 use super::error::{ApiError, unsupported};
 use super::forms::AnswerForms;
 use super::places::{Place, Places};
+use super::reader::Thoughts;
 use super::schema_bounds::{check, heavy_places, place_of};
 use super::schema_parts::{Way, culprits, ignored, remove};
 use crate::child::{Children, Wanted, Work, say, status_bytes};
 use crate::clock::{self, Duration};
 use crate::error::excerpt;
 use crate::generation::metrics::Number;
-use crate::generation::{Grammar, Grammars};
-use crate::tokenizer::Tokenizer;
+use crate::generation::{Grammar, Grammars, style};
+use crate::tokenizer::special::Piece;
+use crate::tokenizer::{Special, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -180,8 +182,8 @@ impl Schemas {
         for (field, whole) in answer.strict_beside_others() {
             self.admit(&whole.schema(), true, client, wanted).await.map_err(|e| whole.refused(field, e))?;
         }
-        let (strict, any, or_text, field) = (answer.strict(), answer.is_any_object(), answer.or_text, answer.field());
-        let forms = answer.forms;
+        let (strict, any, field) = (answer.strict(), answer.is_any_object(), answer.field());
+        let AnswerForms { forms, or_text, native, thoughts, .. } = answer;
         let mut schema = forms.schema();
         let mut left_out = LeftOut::default();
         if !any {
@@ -190,17 +192,41 @@ impl Schemas {
         left_out.removed.iter().for_each(|way| remove(&mut schema, way));
         // One at a time: the limit on memory is for a single one.
         let place = turn(&self.compiling, client).await?;
-        let schemas = self.clone();
+        let (schemas, count) = (self.clone(), forms.0.len());
         let grammar = place.run(move || {
             let grammars = schemas.grammars().map_err(|why| ApiError::field(field, why))?;
-            match any {
-                true => grammars.json_object().map_err(unsupported),
-                false => compile(grammars, &schema, strict).map_err(|why| unsupported(placed(&schema, &why))),
-            }
+            let made = match (&native, any) {
+                (_, true) => return grammars.json_object().map_err(unsupported),
+                (Some(native), _) => {
+                    let literal = |text: &str| literal(&schemas.tokenizer, text);
+                    let begun = or_text && !native.trigger().is_empty();
+                    let lark = native.lark(&schema, count, begun, &literal, &style(strict));
+                    with_stack(STACK, || grammars.lark(lark)).and_then(|made| made)
+                }
+                (None, _) => compile(grammars, &schema, strict),
+            };
+            let made = made.map_err(|why| unsupported(placed(&schema, &why)))?;
+            Ok(match &native {
+                _ if !or_text => made,
+                Some(native) if !native.trigger().is_empty() => made.after(&native.trigger()),
+                Some(native) if native.format.open.trim() == "[" => made.if_begins(b'['),
+                _ => made.if_begins(b'{'),
+            })
         });
         let grammar = grammar.await.map_err(|e| forms.refused(field, e))?;
-        let grammar = if or_text { grammar.if_json() } else { grammar };
-        Ok((grammar, left_out.ways().map(|way| forms.place(way)).collect()))
+        Ok((self.behind(grammar, thoughts), left_out.ways().map(|way| forms.place(way)).collect()))
+    }
+
+    /// The grammar of what follows thoughts.
+    fn behind(&self, grammar: Grammar, thoughts: Option<(Thoughts, bool)>) -> Grammar {
+        match thoughts {
+            None => grammar,
+            Some((marks, true)) => grammar.after(&marks.close),
+            Some((marks, false)) => match self.tokenizer.encode(&marks.open, Special::Parse).as_deref() {
+                Ok([token]) => grammar.or_thinks(*token, &marks.close),
+                _ => grammar,
+            },
+        }
     }
 
     /// What no grammar holds of `schema`, by its trial.
@@ -268,6 +294,31 @@ impl Schemas {
             known.pop_front();
         }
     }
+}
+
+/// A text as a grammar has it, with control tokens as tokens.
+fn literal(tokenizer: &Tokenizer, text: &str) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut plain = String::new();
+    let end = |plain: &mut String, parts: &mut Vec<String>| {
+        if !plain.is_empty() {
+            parts.push(Value::from(std::mem::take(plain)).to_string());
+        }
+    };
+    for piece in tokenizer.pieces(text) {
+        match piece {
+            Piece::Text(text) => plain.push_str(text),
+            Piece::Token(id) => match tokenizer.token_bytes(id).unwrap_or_default() {
+                [] => {
+                    end(&mut plain, &mut parts);
+                    parts.push(format!("<[{id}]>"));
+                }
+                bytes => plain.push_str(&String::from_utf8_lossy(bytes)),
+            },
+        }
+    }
+    end(&mut plain, &mut parts);
+    parts.join(" ")
 }
 
 /// A client's turn.

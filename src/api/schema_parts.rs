@@ -145,6 +145,23 @@ pub fn remove(schema: &mut Value, way: &[String]) {
     }
 }
 
+/// Has references within a schema point to where they did, now that the schema is part of another at the reference `root`.
+pub fn reroot(schema: &mut Value, root: &str) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(|item| reroot(item, root)),
+        Value::Object(map) => {
+            for (key, value) in map {
+                match value {
+                    Value::String(to) if key == "$ref" && (to == "#" || to == "#/") => *to = root.to_owned(),
+                    Value::String(to) if key == "$ref" && to.starts_with("#/") => *to = format!("{root}{}", &to[1..]),
+                    inner => reroot(inner, root),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,8 @@
 use super::error::{ApiError, unsupported};
 use super::forms::AnswerForms;
 use super::model::ServedModel;
-use super::response_object::{self, Response};
+use super::reader::{Part, Reader, Reading};
+use super::response_object::{Response, ResponseEvents};
 use super::tools::FunctionCall;
 use crate::child::Wanted;
 use crate::generation::{Delta, Done, Event, Job, Logprob, Reason};
@@ -46,7 +47,7 @@ impl Prepared {
     pub async fn formed(mut self, client: u64, wanted: &Wanted) -> Result<Prepared, ApiError> {
         if let Some(form) = self.form.take() {
             let (grammar, unenforced) = self.answer.model.schemas.answer(form, client, wanted).await?;
-            self.unenforced = unenforced;
+            self.unenforced.extend(unenforced);
             self.jobs.iter_mut().for_each(|job| job.grammar = Some(grammar.clone()));
         }
         Ok(self)
@@ -64,8 +65,8 @@ pub struct Answer {
     pub created: u64,
     /// The model that answers.
     pub model: Arc<ServedModel>,
-    /// The functions that an answer may call.
-    pub calls: Arc<[String]>,
+    /// How an answer is read: its thoughts, its text, and the calls that it may have.
+    pub reading: Arc<Reading>,
     /// Whether a last chunk of a stream reports the numbers of tokens, which are null in those before.
     pub usage: bool,
     /// What the answer repeats of the request, for [`Wire::Responses`]; null for the others.
@@ -106,10 +107,35 @@ impl Usage {
 /// The `finish_reason` of an answer that is a call.
 const CALLED: &str = "tool_calls";
 
-fn finish_reason(reason: Reason) -> &'static str {
+/// How an answer with so many calls ended.
+fn finish_reason(reason: Reason, calls: usize) -> &'static str {
     match reason {
+        Reason::Stop if calls > 0 => CALLED,
         Reason::Stop => "stop",
         Reason::Length => "length",
+    }
+}
+
+/// An answer as far as it has been read.
+#[derive(Default)]
+struct Said {
+    thoughts: String,
+    text: String,
+    calls: Vec<FunctionCall>,
+}
+
+impl Said {
+    fn take(&mut self, part: Part) {
+        match part {
+            Part::Thought(more) => self.thoughts.push_str(&more),
+            Part::Text(more) => self.text.push_str(&more),
+            Part::Call(name) => self.calls.push(FunctionCall { name, arguments: String::new() }),
+            Part::Arguments(more) => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(&more);
+                }
+            }
+        }
     }
 }
 
@@ -165,14 +191,27 @@ impl Answer {
         })
     }
 
-    /// The call that choice `index` is, as `tool_calls` has it; `None` if it is text, or was cut off.
-    fn call(&self, index: usize, text: &str, reason: Reason) -> Option<Value> {
-        if self.calls.is_empty() || reason != Reason::Stop {
-            return None;
-        }
-        let call = FunctionCall::of(text).filter(|call| self.calls.contains(&call.name))?;
-        let own = self.id.rsplit('-').next().unwrap_or_default();
-        Some(call.json(&format!("{own}_{index}")))
+    /// The id of call number `call` of choice `index`.
+    fn call_id(&self, index: usize, call: usize) -> String {
+        let own = self.id.rsplit(['-', '_']).next().unwrap_or_default();
+        format!("call_{own}_{index}_{call}")
+    }
+
+    /// The chunk with a part of choice `index` that is no text; `calls` is the number of its calls so far, this one among them.
+    fn part_chunk(&self, index: usize, part: &Part, calls: usize) -> Value {
+        let call = calls.saturating_sub(1);
+        let delta = match part {
+            Part::Thought(text) => json!({"reasoning_content": text}),
+            Part::Text(text) => json!({"content": text}),
+            Part::Call(name) => {
+                let mut begun =
+                    FunctionCall { name: name.clone(), arguments: String::new() }.json(&self.call_id(index, call));
+                begun["index"] = call.into();
+                json!({"tool_calls": [begun]})
+            }
+            Part::Arguments(more) => json!({"tool_calls": [{"index": call, "function": {"arguments": more}}]}),
+        };
+        self.chunk(json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null}))
     }
 
     /// The chunk with the numbers of tokens: after all choices, and without any.
@@ -189,20 +228,24 @@ impl Answer {
         whole.into()
     }
 
-    fn choice(&self, index: usize, text: &str, logprobs: &[Logprob], reason: Reason) -> Value {
-        let (call, reason) = (self.call(index, text, reason), finish_reason(reason));
+    fn choice(&self, index: usize, said: &Said, logprobs: &[Logprob], reason: Reason) -> Value {
         let logprobs = self.logprobs(logprobs, 0);
-        let choice = |message: Value, reason: &str| json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason});
-        match call {
-            _ if self.wire == Wire::Text => {
-                json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason})
-            }
-            None => choice(json!({"role": "assistant", "content": text, "refusal": null}), reason),
-            Some(call) => {
-                let message = json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": [call]});
-                choice(message, CALLED)
+        let reason = finish_reason(reason, said.calls.len());
+        if self.wire == Wire::Text {
+            return json!({"index": index, "text": said.text, "logprobs": logprobs, "finish_reason": reason});
+        }
+        let mut message = json!({"role": "assistant", "content": said.text, "refusal": null});
+        if !said.thoughts.is_empty() {
+            message["reasoning_content"] = said.thoughts.as_str().into();
+        }
+        if !said.calls.is_empty() {
+            let calls = said.calls.iter().enumerate().map(|(call, said)| said.json(&self.call_id(index, call)));
+            message["tool_calls"] = calls.collect();
+            if said.text.is_empty() {
+                message["content"] = Value::Null;
             }
         }
+        json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
     }
 
     /// How many characters begin in a token.
@@ -257,26 +300,18 @@ pub struct ChoiceStream {
     index: usize,
     /// Characters of its tokens so far, if the request wants logprobs.
     offset: usize,
-    /// Whether it may still turn out to be a call: it is held back then.
-    undecided: bool,
-    /// The text that is held back; for [`Wire::Responses`] all of it.
-    text: String,
+    reader: Reader,
+    /// Calls so far.
+    calls: usize,
     /// Events so far, for [`Wire::Responses`].
-    events: response_object::ResponseEvents,
+    events: ResponseEvents,
 }
 
 impl ChoiceStream {
     /// Choice number `index` of an answer.
     pub fn new(answer: &Answer, index: usize) -> ChoiceStream {
-        let (answer, undecided) = (answer.clone(), !answer.calls.is_empty());
-        ChoiceStream {
-            answer,
-            index,
-            offset: 0,
-            undecided,
-            text: String::new(),
-            events: response_object::ResponseEvents::default(),
-        }
+        let (reader, events) = (Reader::new(&answer.reading), ResponseEvents::default());
+        ChoiceStream { answer: answer.clone(), index, offset: 0, reader, calls: 0, events }
     }
 
     /// The events before the first piece.
@@ -294,43 +329,45 @@ impl ChoiceStream {
 
     /// The next piece.
     pub fn delta(&mut self, delta: &Delta) -> Vec<Value> {
-        if self.answer.wire == Wire::Responses {
-            self.text.push_str(&delta.text);
-            return vec![self.events.delta(&self.answer.response(), &delta.text)];
-        }
-        let mut text = delta.text.clone();
-        if self.undecided {
-            self.text.push_str(&text);
-            self.undecided = FunctionCall::may_begin(&self.text, &self.answer.calls);
-            text = if self.undecided { String::new() } else { std::mem::take(&mut self.text) };
-        }
-        self.piece(&text, &delta.logprobs)
+        let thought = Some(delta.thought.clone()).filter(|thought| !thought.is_empty()).map(Part::Thought);
+        let parts = thought.into_iter().chain(self.reader.push(&delta.text)).collect();
+        self.parts(parts, &delta.logprobs)
     }
 
-    fn piece(&mut self, text: &str, logprobs: &[Logprob]) -> Vec<Value> {
-        if text.is_empty() && logprobs.is_empty() {
-            return Vec::new();
+    /// The events of parts; the first one's chunk has the log probabilities.
+    fn parts(&mut self, parts: Vec<Part>, mut logprobs: &[Logprob]) -> Vec<Value> {
+        let mut chunks = Vec::new();
+        for part in parts {
+            self.calls += usize::from(matches!(part, Part::Call(_)));
+            match (self.answer.wire, &part) {
+                (Wire::Responses, _) => chunks.extend(self.events.part(&self.answer.response(), &part)),
+                // The older API knows text alone.
+                (Wire::Text, Part::Thought(_)) => {}
+                (_, Part::Text(text)) => chunks.push(self.piece(text, std::mem::take(&mut logprobs))),
+                _ => chunks.push(self.answer.part_chunk(self.index, &part, self.calls)),
+            }
         }
+        if !logprobs.is_empty() && self.answer.wire != Wire::Responses {
+            chunks.push(self.piece("", logprobs));
+        }
+        chunks
+    }
+
+    fn piece(&mut self, text: &str, logprobs: &[Logprob]) -> Value {
         let chunk = self.answer.delta_chunk(self.index, text, logprobs, self.offset);
         self.offset += logprobs.iter().map(|l| self.answer.characters(l)).sum::<usize>();
-        vec![chunk]
+        chunk
     }
 
     /// The events after the last piece.
     pub fn end(&mut self, done: &Done) -> Vec<Value> {
-        let text = std::mem::take(&mut self.text);
-        if self.answer.wire == Wire::Responses {
-            return self.events.end(&self.answer.response(), &text, done);
+        let parts = self.reader.end();
+        let mut chunks = self.parts(parts, &[]);
+        match self.answer.wire {
+            Wire::Responses => chunks.extend(self.events.end(&self.answer.response(), done)),
+            _ => chunks.push(self.answer.end_chunk(self.index, finish_reason(done.reason, self.calls))),
         }
-        let Some(mut call) = self.answer.call(self.index, &text, done.reason) else {
-            let mut chunks = self.piece(&text, &[]);
-            chunks.push(self.answer.end_chunk(self.index, finish_reason(done.reason)));
-            return chunks;
-        };
-        call["index"] = 0.into();
-        let delta =
-            json!({"index": self.index, "delta": {"tool_calls": [call]}, "logprobs": null, "finish_reason": null});
-        vec![self.answer.chunk(delta), self.answer.end_chunk(self.index, CALLED)]
+        chunks
     }
 }
 
@@ -343,13 +380,13 @@ fn finite(logprob: f32) -> f32 {
 pub struct Collector {
     answer: Answer,
     per_prompt: usize,
-    choices: Vec<(String, Vec<Logprob>, Option<Done>)>,
+    choices: Vec<(Delta, Option<Done>)>,
 }
 
 impl Collector {
     /// For `choices` choices, `per_prompt` of them for each prompt.
     pub fn new(answer: Answer, choices: usize, per_prompt: usize) -> Collector {
-        Collector { answer, per_prompt, choices: (0..choices).map(|_| (String::new(), Vec::new(), None)).collect() }
+        Collector { answer, per_prompt, choices: (0..choices).map(|_| (Delta::default(), None)).collect() }
     }
 
     /// Takes the next event of choice `index`.
@@ -357,11 +394,12 @@ impl Collector {
     /// # Errors
     /// 500 if the engine failed; 400 if the schema became too costly while answering.
     pub fn take(&mut self, index: usize, event: Event) -> Result<(), ApiError> {
-        let (text, logprobs, done) = &mut self.choices[index];
+        let (said, done) = &mut self.choices[index];
         match event {
             Event::Delta(delta) => {
-                text.push_str(&delta.text);
-                logprobs.extend(delta.logprobs);
+                said.thought.push_str(&delta.thought);
+                said.text.push_str(&delta.text);
+                said.logprobs.extend(delta.logprobs);
             }
             Event::Done(end) => *done = Some(end),
             Event::Failed(why) => return Err(failed(why)),
@@ -376,13 +414,20 @@ impl Collector {
     /// 500 if a choice has not ended, because the engine's thread has stopped.
     pub fn finish(self) -> Result<Value, ApiError> {
         let (mut usage, mut choices) = (Usage::default(), Vec::new());
-        for (index, (text, logprobs, done)) in self.choices.iter().enumerate() {
+        for (index, (Delta { thought, text, logprobs }, done)) in self.choices.iter().enumerate() {
             let done = done.as_ref().ok_or_else(cut_short)?;
             usage.add(done, index, self.per_prompt);
+            let mut reader = Reader::new(&self.answer.reading);
+            let mut parts: Vec<Part> =
+                Some(thought.clone()).filter(|text| !text.is_empty()).map(Part::Thought).into_iter().collect();
+            parts.extend(reader.push(text));
+            parts.extend(reader.end());
             if self.answer.wire == Wire::Responses {
-                return Ok(response_object::whole(&self.answer.response(), text, done));
+                return Ok(ResponseEvents::whole(&self.answer.response(), &parts, done));
             }
-            choices.push(self.answer.choice(index, text, logprobs, done.reason));
+            let mut said = Said::default();
+            parts.into_iter().for_each(|part| said.take(part));
+            choices.push(self.answer.choice(index, &said, logprobs, done.reason));
         }
         Ok(self.answer.whole(choices, &usage))
     }

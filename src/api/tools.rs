@@ -4,11 +4,14 @@
 //! its arguments to the function's schema. A call is an answer that is nothing but `{"name": ..., "arguments": {...}}`.
 
 use super::error::ApiError;
-use super::forms::{Form, reroot};
+use super::forms::Form;
+use super::reader::Callable;
+use super::schema_parts::reroot;
+use super::unknown::{Given, Unknown, open_object};
 use crate::error::excerpt;
 use crate::tokenizer::chat_template::Message;
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// Functions of a request, at most: OpenAI's limit.
@@ -22,10 +25,11 @@ pub struct Tools {
     functions: Vec<Function>,
     /// Whether the answer has to be a call; if not, it may also be text.
     pub required: bool,
+    /// JSON pointers of the request's tools that are no functions, and that the model is not told of.
+    pub left_out: Vec<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Function {
     name: String,
     description: Option<String>,
@@ -33,48 +37,108 @@ struct Function {
     parameters: Option<Value>,
     /// Whether a schema that no grammar can hold all of is refused. `None`: no, as much of it is enforced as can be.
     strict: Option<bool>,
-    /// Its place among the request's tools.
+    /// Accepted and ignored.
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<Given>,
+    /// Its place in the request, as a path (`tools.0.function`).
     #[serde(skip)]
-    index: usize,
+    place: String,
 }
 
+/// A tool of a chat.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Tool {
     #[serde(rename = "type")]
     kind: String,
     function: Function,
+    /// Accepted and ignored.
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<Given>,
+}
+
+open_object! {
+    /// A tool of a response: a function, or what OpenAI's servers or some clients run.
+    FlatTool {
+        kind as "type": String,
+        name as "name": String,
+        description as "description": String,
+        parameters as "parameters": Value,
+        strict as "strict": bool,
+    }
 }
 
 impl Tools {
-    /// Reads the fields `tools` and `tool_choice`. `None` where nothing may be called.
+    /// Reads the fields `tools` and `tool_choice` of a chat. `None` where nothing may be called.
     ///
     /// # Errors
     /// 400 that names the bad field.
-    pub fn read(tools: Option<Value>, choice: Option<Value>) -> Result<Option<Tools>, ApiError> {
-        let tools = tools.unwrap_or_else(|| json!([]));
-        let tools: Vec<Tool> = serde_json::from_value(tools)
-            .map_err(|e| ApiError::field("tools", format!("tools is invalid: {}", excerpt(e.to_string()))))?;
-        let functions = tools.into_iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
+    pub fn read(tools: Option<Value>, choice: Option<Value>, unknown: &Unknown) -> Result<Option<Tools>, ApiError> {
+        let tools: Vec<Tool> = list(tools, unknown)?;
+        let function = |(i, tool): (usize, Tool)| match tool.kind.as_str() {
+            "function" => Ok(Function { place: format!("tools.{i}.function"), ..tool.function }),
+            kind => {
+                let message = format!("a tool of type '{}' cannot be called; only functions can", excerpt(kind));
+                Err(ApiError::field(format!("tools.{i}.type"), message))
+            }
+        };
+        let functions = tools.into_iter().enumerate().map(function).collect::<Result<_, _>>()?;
+        Tools::of(functions, choice.as_ref(), Vec::new())
+    }
+
+    /// Reads the same fields of a response. Tools that are no functions are left out: nothing here runs them.
+    ///
+    /// # Errors
+    /// 400 that names the bad field.
+    pub fn read_flat(
+        tools: Option<Value>,
+        choice: Option<Value>,
+        unknown: &Unknown,
+    ) -> Result<Option<Tools>, ApiError> {
+        let tools: Vec<FlatTool> = list(tools, unknown)?;
+        let (mut functions, mut left_out) = (Vec::new(), Vec::new());
+        for (i, tool) in tools.into_iter().enumerate() {
+            let FlatTool { kind, name, description, parameters, strict } = tool;
+            match kind.as_deref() {
+                Some("function") => {
+                    let (name, place) = (name.unwrap_or_default(), format!("tools.{i}"));
+                    functions.push(Function { name, description, parameters, strict, _cache_control: None, place });
+                }
+                Some(_) => left_out.push(format!("/tools/{i}")),
+                None => return Err(ApiError::field(format!("tools.{i}.type"), "the type is missing; use function")),
+            }
+        }
+        Tools::of(functions, choice.as_ref(), left_out)
+    }
+
+    fn of(functions: Vec<Function>, choice: Option<&Value>, left_out: Vec<String>) -> Result<Option<Tools>, ApiError> {
+        functions.iter().try_for_each(Function::check)?;
         if functions.len() > MAX_FUNCTIONS {
             let n = functions.len();
             return Err(ApiError::field("tools", format!("tools has {n} functions; give at most {MAX_FUNCTIONS}")));
         }
-        if let Some((i, twice)) =
-            functions.iter().enumerate().find(|(i, f)| functions[..*i].iter().any(|g| g.name == f.name))
-        {
-            return Err(ApiError::field(
-                format!("tools.{i}.function.name"),
-                format!("'{}' is defined twice", twice.name),
-            ));
+        let twice = |(i, f): &(usize, &Function)| functions[..*i].iter().any(|g| g.name == f.name);
+        if let Some((_, twice)) = functions.iter().enumerate().find(twice) {
+            return Err(ApiError::field(twice.place.clone() + ".name", format!("'{}' is defined twice", twice.name)));
         }
-        let (functions, required) = chosen(functions, choice.as_ref())?;
-        Ok((!functions.is_empty()).then_some(Tools { functions, required }))
+        let (functions, required) = chosen(functions, choice)?;
+        Ok((!functions.is_empty()).then_some(Tools { functions, required, left_out }))
     }
 
-    /// The names of the functions.
-    pub fn names(&self) -> Vec<String> {
-        self.functions.iter().map(|function| function.name.clone()).collect()
+    /// The functions as templates take them.
+    pub fn told(&self) -> Value {
+        let told = |f: &Function| {
+            let about = f.description.as_deref().unwrap_or_default();
+            let none = || json!({"type": "object", "properties": {}, "required": []});
+            let parameters = f.parameters.clone().unwrap_or_else(none);
+            json!({"type": "function", "function": {"name": f.name, "description": about, "parameters": parameters}})
+        };
+        self.functions.iter().map(told).collect()
+    }
+
+    /// What an answer may call.
+    pub fn callable(&self) -> Vec<Callable> {
+        let callable = |f: &Function| Callable { name: f.name.clone(), arguments: f.arguments() };
+        self.functions.iter().map(callable).collect()
     }
 
     /// The messages with what can be called: in the system message, or before the first user's text where the model's template takes no
@@ -117,19 +181,12 @@ impl Tools {
     }
 }
 
-fn checked((i, tool): (usize, Tool)) -> Result<Function, ApiError> {
-    let at = |field: &str| format!("tools.{i}.{field}");
-    let Tool { kind, function } = tool;
-    let function = Function { index: i, ..function };
-    if kind != "function" {
-        let message = format!("a tool of type '{}' cannot be called; only functions can", excerpt(kind));
-        return Err(ApiError::field(at("type"), message));
-    }
-    check_name(&at("function.name"), &function.name)?;
-    if function.parameters.as_ref().is_some_and(|schema| !schema.is_object()) {
-        return Err(ApiError::field(at("function.parameters"), "parameters must be a JSON schema of an object"));
-    }
-    Ok(function)
+/// Reads the list of tools.
+fn list<T: DeserializeOwned>(tools: Option<Value>, unknown: &Unknown) -> Result<Vec<T>, ApiError> {
+    unknown.read("tools", tools.unwrap_or_else(|| json!([])), &[]).map_err(|e| match e.code {
+        Some(_) => e,
+        None => ApiError::field("tools", format!("tools is invalid: {}", e.message)),
+    })
 }
 
 /// Checks the name of a function; `field` is its place in the request.
@@ -148,7 +205,10 @@ pub fn check_name(field: &str, name: &str) -> Result<(), ApiError> {
 
 /// The functions that `tool_choice` leaves, and whether one has to be called.
 fn chosen(functions: Vec<Function>, choice: Option<&Value>) -> Result<(Vec<Function>, bool), ApiError> {
+    const USE: &str = "use none, auto, required, or {\"type\": \"function\", ...} with the function's name";
     let refuse = |why: &str| Err(ApiError::field("tool_choice", why));
+    // A chat has the name in `function`, a response has it beside the type.
+    let name = |tool: &Value| tool["function"]["name"].as_str().or(tool["name"].as_str()).map(str::to_owned);
     match choice {
         None => Ok((functions, false)),
         Some(Value::String(word)) => match word.as_str() {
@@ -156,10 +216,20 @@ fn chosen(functions: Vec<Function>, choice: Option<&Value>) -> Result<(Vec<Funct
             "none" => Ok((Vec::new(), false)),
             "required" if functions.is_empty() => refuse("a call is required, but tools is empty"),
             "required" => Ok((functions, true)),
-            _ => refuse("use none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": NAME}}"),
+            _ => refuse(USE),
         },
-        Some(choice) => match choice["function"]["name"].as_str().filter(|_| choice["type"] == "function") {
-            None => refuse("use none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": NAME}}"),
+        Some(choice) if choice["type"] == "allowed_tools" => {
+            let allowed = if choice["allowed_tools"].is_object() { &choice["allowed_tools"] } else { choice };
+            let names: Vec<String> = allowed["tools"].as_array().into_iter().flatten().filter_map(name).collect();
+            if let Some(unknown) = names.iter().find(|name| !functions.iter().any(|f| f.name == **name)) {
+                return refuse(&format!("'{}' is not one of the tools", excerpt(unknown)));
+            }
+            let left = functions.into_iter().filter(|f| names.contains(&f.name)).collect();
+            let mode = allowed.get("mode").and_then(Value::as_str).unwrap_or("auto");
+            chosen(left, Some(&mode.into()))
+        }
+        Some(choice) => match name(choice).filter(|_| choice["type"] == "function") {
+            None => refuse(USE),
             Some(name) => match functions.into_iter().find(|f| f.name == name) {
                 None => refuse(&format!("'{}' is not one of the tools", excerpt(name))),
                 Some(function) => Ok((vec![function], true)),
@@ -169,6 +239,15 @@ fn chosen(functions: Vec<Function>, choice: Option<&Value>) -> Result<(Vec<Funct
 }
 
 impl Function {
+    fn check(&self) -> Result<(), ApiError> {
+        check_name(&format!("{}.name", self.place), &self.name)?;
+        if self.parameters.as_ref().is_some_and(|schema| !schema.is_object()) {
+            let at = format!("{}.parameters", self.place);
+            return Err(ApiError::field(at, "parameters must be a JSON schema of an object"));
+        }
+        Ok(())
+    }
+
     /// The JSON schema of its arguments.
     fn arguments(&self) -> Value {
         let none = || json!({"type": "object", "properties": {}, "additionalProperties": false});
@@ -189,7 +268,7 @@ impl Function {
             "required": ["name", "arguments"],
             "additionalProperties": false,
         });
-        let place = format!("/tools/{}/function/parameters", self.index);
+        let place = format!("/{}/parameters", self.place.replace('.', "/"));
         Form { schema, strict: Some(self.strict == Some(true)), given: ARGUMENTS, place }
     }
 }
@@ -204,38 +283,16 @@ pub struct FunctionCall {
 }
 
 impl FunctionCall {
-    /// The call in an answer's whole text; `None` if it is another text, or a call that was cut off.
-    pub fn of(text: &str) -> Option<FunctionCall> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Said {
-            name: String,
-            arguments: Box<RawValue>,
-        }
-        let Said { name, arguments } = serde_json::from_str(text).ok()?;
-        Some(FunctionCall { name, arguments: arguments.get().to_owned() })
-    }
-
-    /// Whether an answer that begins with `text` may become a call of one of these functions.
-    pub fn may_begin(text: &str, functions: &[String]) -> bool {
-        let text = text.trim_start();
-        let begins = |name: &String| {
-            let call = format!("{{\"name\": {}", json!(name));
-            call.starts_with(text) || text.starts_with(&call)
-        };
-        functions.iter().any(begins)
-    }
-
     /// The call in the model's own words, for the turns that follow.
     pub fn said(name: &str, arguments: &str) -> String {
         let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
         format!("{{\"name\": {}, \"arguments\": {arguments}}}", json!(name))
     }
 
-    /// The object in `tool_calls`; `id` is the answer's own.
+    /// The object in `tool_calls`.
     pub fn json(&self, id: &str) -> Value {
         json!({
-            "id": format!("call_{id}"),
+            "id": id,
             "type": "function",
             "function": {"name": self.name, "arguments": self.arguments},
         })
@@ -248,7 +305,7 @@ mod tests {
     use crate::api::forms::Forms;
 
     fn read(tools: Value, choice: Value) -> Result<Option<Tools>, ApiError> {
-        Tools::read(Some(tools), Some(choice).filter(|choice| !choice.is_null()))
+        Tools::read(Some(tools), Some(choice).filter(|choice| !choice.is_null()), &Unknown::default())
     }
 
     fn function(name: &str, parameters: Value) -> Value {

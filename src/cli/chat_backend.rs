@@ -3,6 +3,7 @@
 use super::daemon_verbs::{Asked, budget_of};
 use super::serve::ModelLoader;
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
+use crate::api::reader::{Part, Reader};
 use crate::api::{ApiError, Asker, Generates, ServedModel, TOO_LONG, parse};
 use crate::child::Wanted;
 use crate::client::{Client, until_interrupted};
@@ -99,21 +100,25 @@ impl Backend {
         }
     }
 
-    /// Streams the answer's text to `text`.
+    /// Streams the answer's thoughts and text to `said`.
     ///
     /// # Errors
     /// [`Error::Interrupted`] on Ctrl-C: the answer is cancelled where it is made.
-    pub fn answer(&mut self, request: &Value, mut text: impl FnMut(&str) -> Result<()>) -> Result<Taken> {
+    pub fn answer(&mut self, request: &Value, mut said: impl FnMut(Part) -> Result<()>) -> Result<Taken> {
         match self {
-            Backend::Here(here) => here.answer(request, text),
+            Backend::Here(here) => here.answer(request, said),
             Backend::Daemon(client) => {
                 let mut request = request.clone();
                 request["stream"] = true.into();
                 request["stream_options"] = json!({"include_usage": true});
                 let mut taken = Taken::default();
                 client.stream("/v1/chat/completions", &request, |event| {
-                    if let Some(piece) = event["choices"][0]["delta"]["content"].as_str() {
-                        text(piece)?;
+                    let delta = &event["choices"][0]["delta"];
+                    if let Some(piece) = delta["reasoning_content"].as_str() {
+                        said(Part::Thought(piece.to_owned()))?;
+                    }
+                    if let Some(piece) = delta["content"].as_str() {
+                        said(Part::Text(piece.to_owned()))?;
                     }
                     taken.cut |= event["choices"][0]["finish_reason"] == "length";
                     let usage = &event["usage"];
@@ -171,7 +176,7 @@ impl Backend {
 }
 
 impl Here {
-    fn answer(&mut self, request: &Value, mut text: impl FnMut(&str) -> Result<()>) -> Result<Taken> {
+    fn answer(&mut self, request: &Value, mut said: impl FnMut(Part) -> Result<()>) -> Result<Taken> {
         let refused = |e: ApiError| match e.code {
             Some(TOO_LONG) => Error::TooLong(e.message),
             _ => Error::Usage(e.message),
@@ -180,15 +185,20 @@ impl Here {
         self.seeds = self.seeds.wrapping_add(1);
         let prepared = request.prepare(&self.model, &Asker::patient(0, String::new(), self.seeds)).map_err(refused)?;
         let prepared = self.runtime.block_on(prepared.formed(0, &Wanted::always())).map_err(refused)?;
+        let mut reader = Reader::new(&prepared.answer.reading);
         let job = prepared.jobs.into_iter().next().expect("n is 1");
         let span = tracing::debug_span!("request", id = self.seeds, client = 0, model = self.model.name);
         let mut events = span.in_scope(|| self.handle.submit(job)).map_err(|e| refused(e.into()))?;
         self.runtime.block_on(until_interrupted(async move {
             while let Some(event) = events.recv().await {
                 match event {
-                    Event::Delta(delta) => text(&delta.text)?,
+                    Event::Delta(delta) => {
+                        said(Part::Thought(delta.thought))?;
+                        reader.push(&delta.text).into_iter().try_for_each(&mut said)?;
+                    }
                     Event::Failed(why) | Event::Unsupported(why) => return Err(Error::Failed(why)),
                     Event::Done(done) => {
+                        reader.end().into_iter().try_for_each(&mut said)?;
                         return Ok(Taken {
                             prompt_tokens: done.prompt_tokens as u64,
                             cached_tokens: done.cached_tokens as u64,

@@ -2,6 +2,7 @@
 
 use super::chat_backend::{Backend, Taken};
 use super::wrap::{Wrap, columns};
+use crate::api::reader::Part;
 use crate::clock;
 use crate::error::{Error, Result, safe_text};
 use crate::interrupt;
@@ -99,11 +100,23 @@ impl ChatSession {
         for (field, value) in &self.set {
             request[field] = value.clone();
         }
-        let (mut answer, mut lines) = (String::new(), Wrap::default());
-        let result = self.backend.answer(&request, |piece| {
-            answer.push_str(piece);
+        let (mut answer, mut lines, mut thinks) = (String::new(), Wrap::default(), false);
+        let result = self.backend.answer(&request, |part| {
+            // Thoughts are shown and no part of the talk.
+            let piece = match part {
+                Part::Thought(piece) => {
+                    thinks |= !piece.is_empty();
+                    piece
+                }
+                Part::Text(piece) => {
+                    answer.push_str(&piece);
+                    let apart = !piece.is_empty() && std::mem::take(&mut thinks);
+                    if apart { format!("\n\n{piece}") } else { piece }
+                }
+                Part::Call(_) | Part::Arguments(_) => return Ok(()),
+            };
             // What a terminal acts on has no width: it is replaced before lines are measured.
-            super::print_as_it_is(&lines.push(&safe_text(piece), columns()))
+            super::print_as_it_is(&lines.push(&safe_text(&piece), columns()))
         });
         let rest = super::print_as_it_is(&lines.finish(columns()));
         (answer, result.and_then(|taken| rest.map(|()| taken)))

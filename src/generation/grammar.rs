@@ -20,16 +20,46 @@ pub struct Grammars(ParserFactory);
 pub struct Grammar {
     matcher: Box<Matcher>,
     holds: Holds,
+    /// The token that begins thoughts, as the answer's first, and the text that ends them.
+    may_think: Option<(u32, Box<[u8]>)>,
 }
 
 /// Whether the answer has to follow the grammar.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Holds {
     Yes,
-    /// If it begins with `{`; so far it has no character but white space.
-    IfJson,
+    /// If it begins with this character; so far it has no character but white space.
+    IfBegins(u8),
     /// It began otherwise, and may go on as it likes.
     No,
+    /// Not before a text.
+    After(Watch),
+}
+
+/// Looks for a text in what is generated.
+#[derive(Clone, Debug, PartialEq)]
+struct Watch {
+    word: Box<[u8]>,
+    /// The end of what was generated, shorter than `word`.
+    seen: Vec<u8>,
+    then: Box<Holds>,
+}
+
+impl Watch {
+    fn for_text(word: &[u8], then: Holds) -> Holds {
+        Holds::After(Watch { word: word.into(), seen: Vec::new(), then: Box::new(then) })
+    }
+
+    /// Takes what was generated; what follows the text, once it is there.
+    fn take(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+        self.seen.extend_from_slice(bytes);
+        if let Some(at) = self.seen.windows(self.word.len()).position(|window| *window == *self.word) {
+            return Some(self.seen.split_off(at + self.word.len()));
+        }
+        let old = self.seen.len().saturating_sub(self.word.len() - 1);
+        self.seen.drain(..old);
+        None
+    }
 }
 
 impl Grammars {
@@ -92,6 +122,15 @@ impl Grammars {
         self.grammar(TopLevelGrammar::from_json_schema(compact(schema.clone(), strict)))
     }
 
+    /// The grammar that a text in llguidance's dialect of Lark describes. What it holds of JSON schemas takes as much stack, memory and time as
+    /// for [`Grammars::json_schema`].
+    ///
+    /// # Errors
+    /// What in it is not supported, or is too large.
+    pub fn lark(&self, text: String) -> Result<Grammar, String> {
+        self.grammar(TopLevelGrammar::from_lark(text))
+    }
+
     fn grammar(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
         let mut matcher = Matcher::new(self.0.create_parser(grammar));
         match matcher.get_error() {
@@ -99,7 +138,7 @@ impl Grammars {
             None => {
                 // An impossible grammar shows at the first mask.
                 matcher.compute_mask().map_err(in_short)?;
-                Ok(Grammar { matcher: Box::new(matcher), holds: Holds::Yes })
+                Ok(Grammar { matcher: Box::new(matcher), holds: Holds::Yes, may_think: None })
             }
         }
     }
@@ -112,17 +151,21 @@ fn in_short(error: impl std::fmt::Display) -> String {
     excerpt(lines.join("; "))
 }
 
-/// JSON without optional white space: a small model would write line breaks without end.
+/// How JSON is written, as a schema says it to the library: without optional white space, because a small model would write line breaks
+/// without end.
+pub fn style(strict: bool) -> serde_json::Value {
+    serde_json::json!({
+        "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ", "lenient": !strict,
+    })
+}
+
 fn compact(mut schema: serde_json::Value, strict: bool) -> serde_json::Value {
     if schema == true {
         // The same as an object, which can say how it is written.
         schema = serde_json::json!({});
     }
     if let Some(object) = schema.as_object_mut() {
-        let style = serde_json::json!({
-            "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ", "lenient": !strict,
-        });
-        object.insert("x-guidance".into(), style);
+        object.insert("x-guidance".into(), style(strict));
     }
     schema
 }
@@ -133,9 +176,19 @@ fn first_character(bytes: &[u8]) -> Option<usize> {
 }
 
 impl Grammar {
-    /// The same for an answer that may also be any text that does not begin with `{`.
-    pub fn if_json(self) -> Grammar {
-        Grammar { holds: Holds::IfJson, ..self }
+    /// The same for an answer that may also be any text that does not begin with this character.
+    pub fn if_begins(self, with: u8) -> Grammar {
+        Grammar { holds: Holds::IfBegins(with), ..self }
+    }
+
+    /// The same for what follows a text, which need not come.
+    pub fn after(self, text: &str) -> Grammar {
+        Grammar { holds: Watch::for_text(text.as_bytes(), self.holds), ..self }
+    }
+
+    /// The same for an answer whose first token may be this one, and that follows the grammar behind `text` then.
+    pub fn or_thinks(self, token: u32, text: &str) -> Grammar {
+        Grammar { may_think: Some((token, text.as_bytes().into())), ..self }
     }
 
     /// What of its schema it does not hold, in the library's words; before the first token.
@@ -148,18 +201,21 @@ impl Grammar {
     /// # Errors
     /// The grammar exceeded its limits of memory or time.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
-        if self.holds == Holds::No {
-            return Ok(());
-        }
+        let begins = match self.holds {
+            Holds::No | Holds::After(_) => return Ok(()),
+            Holds::Yes => None,
+            Holds::IfBegins(with) => Some(with),
+        };
         let allowed = self.allowed()?;
         let tokens = self.matcher.tok_env().map_err(in_short)?;
-        // White space before the brace would have to be part of the grammar; alone it is no answer yet.
-        let is_text = |id: usize| {
+        let thinks = self.may_think.as_ref().map(|(token, _)| *token as usize);
+        // White space before the beginning would have to be part of the grammar; alone it is no answer yet.
+        let is_text = |id: usize, with: u8| {
             let bytes = tokens.tok_trie().token(id as u32);
-            first_character(bytes).is_none_or(|at| bytes[at] != b'{')
+            first_character(bytes).is_none_or(|at| bytes[at] != with)
         };
         for (id, logit) in logits.iter_mut().enumerate() {
-            if !(allowed.get(id) || self.holds == Holds::IfJson && is_text(id)) {
+            if !(allowed.get(id) || Some(id) == thinks || begins.is_some_and(|with| is_text(id, with))) {
                 *logit = f32::NEG_INFINITY;
             }
         }
@@ -176,25 +232,56 @@ impl Grammar {
         Ok(allowed)
     }
 
-    /// Advances by the chosen token. Returns whether the answer is complete: nothing may follow.
+    /// Advances by the chosen token, which stands for `said` in the answer. Returns whether the answer is complete: nothing may follow.
     ///
     /// # Errors
     /// The token was not allowed.
-    pub fn accept(&mut self, token: u32) -> Result<bool, String> {
-        if self.holds == Holds::IfJson {
-            let tokens = self.matcher.tok_env().map_err(in_short)?;
-            let bytes = tokens.tok_trie().token(token);
-            self.holds = match first_character(bytes) {
-                None => return Ok(false),
-                Some(at) if bytes[at] == b'{' => Holds::Yes,
-                Some(_) => Holds::No,
-            };
-        }
-        if self.holds == Holds::No {
+    pub fn accept(&mut self, token: u32, said: &[u8]) -> Result<bool, String> {
+        if let Some((_, close)) = self.may_think.take().filter(|(think, _)| *think == token) {
+            self.holds = Watch::for_text(&close, self.holds.clone());
             return Ok(false);
+        }
+        match &mut self.holds {
+            Holds::No => return Ok(false),
+            Holds::Yes => {}
+            Holds::IfBegins(with) => match first_character(said) {
+                None => return Ok(false),
+                Some(at) if said[at] == *with => self.holds = Holds::Yes,
+                Some(_) => {
+                    self.holds = Holds::No;
+                    return Ok(false);
+                }
+            },
+            Holds::After(watch) => {
+                let Some(rest) = watch.take(said) else { return Ok(false) };
+                self.holds = (*watch.then).clone();
+                return self.follow(&rest);
+            }
         }
         self.matcher.consume_token(token).map_err(in_short)?;
         Ok(self.matcher.is_stopped())
+    }
+
+    /// Advances by what a token had behind the text after which the grammar holds.
+    fn follow(&mut self, rest: &[u8]) -> Result<bool, String> {
+        let Some(at) = first_character(rest) else { return Ok(false) };
+        match &mut self.holds {
+            Holds::No => return Ok(false),
+            Holds::Yes => {}
+            Holds::IfBegins(with) => self.holds = if rest[at] == *with { Holds::Yes } else { Holds::No },
+            Holds::After(watch) => {
+                let Some(rest) = watch.take(rest) else { return Ok(false) };
+                self.holds = (*watch.then).clone();
+                return self.follow(&rest);
+            }
+        }
+        let tokens = self.matcher.tok_env().map_err(in_short)?.tok_trie().greedy_tokenize(rest);
+        match self.matcher.validate_tokens(&tokens) {
+            Ok(valid) if valid == tokens.len() => self.matcher.consume_tokens(&tokens).map_err(in_short)?,
+            // It was chosen before the grammar held, and is left as it is.
+            _ => self.holds = Holds::No,
+        }
+        Ok(self.holds == Holds::Yes && self.matcher.is_stopped())
     }
 
     /// For a grammar of [`Grammars::small`]: writes a text of at most `most` bytes that the grammar allows, at each place the first byte of
@@ -210,7 +297,7 @@ impl Grammar {
             let may = |byte: &u8| allowed.get(usize::from(*byte));
             let next = preferred.iter().copied().find(may).or_else(|| (b' '..=b'~').chain(0..=255).find(may));
             let Some(byte) = next else { break };
-            self.accept(u32::from(byte))?;
+            self.accept(u32::from(byte), &[byte])?;
             text.push(byte);
         }
         Ok(())

@@ -24,6 +24,8 @@ pub struct Job {
     pub logit_bias: Vec<(u32, f32)>,
     /// Reports the log probability of each token, and of this many of the likeliest. `None`: reports none.
     pub logprobs: Option<usize>,
+    /// Control tokens that are a part of the text.
+    pub spoken: Vec<u32>,
     /// The form that the answer must have; `None` for plain text.
     pub grammar: Option<Grammar>,
 }
@@ -44,6 +46,8 @@ pub enum Event {
 /// A piece of the answer.
 #[derive(Debug, Default, PartialEq)]
 pub struct Delta {
+    /// What the model thinks in a channel of its own, behind the pieces before; whole characters.
+    pub thought: String,
     /// Text that follows the pieces before; whole characters.
     pub text: String,
     /// The tokens whose text begins in this piece, if log probabilities were asked for.

@@ -18,7 +18,7 @@ pub mod slots;
 mod turns;
 pub mod worker;
 
-pub use grammar::{Grammar, Grammars};
+pub use grammar::{Grammar, Grammars, style};
 pub use handle::{Handle, Limits};
 pub use job::{Delta, Done, Event, Job, Logprob, Reason, Refused};
 pub use metrics::Metrics;

@@ -58,6 +58,8 @@ pub struct Sequence {
     pub held_up: u64,
     sampler: Sampler,
     text: TextStream,
+    /// What it thinks in a channel of its own.
+    thought: TextStream,
     /// Where the answer is, of a model whose answers have channels.
     channel: Channel,
     /// Tokens with log probabilities whose text has not been sent yet, with the byte of the answer at which each begins.
@@ -90,9 +92,10 @@ impl Sequence {
     ) -> Result<Sequence, (Error, Outbox)> {
         let Waiting { job, out, asked_at, span } = waiting;
         // `job.whole` is set only where the tokenizer drops the first space of a whole text.
-        let made = Sampler::new(job.params.clone(), vocab)
-            .and_then(|sampler| Ok((sampler, TextStream::whole(&job.stops, job.whole)?)));
-        let (mut sampler, text) = match made {
+        let made = Sampler::new(job.params.clone(), vocab).and_then(|sampler| {
+            Ok((sampler, TextStream::whole(&job.stops, job.whole)?, TextStream::continuation(&[])?))
+        });
+        let (mut sampler, text, thought) = match made {
             Ok(made) => made,
             Err(error) => return Err((error, out)),
         };
@@ -114,6 +117,7 @@ impl Sequence {
             held_up: 0,
             sampler,
             text,
+            thought,
             channel: channel.unwrap_or_default(),
             pending: Vec::new(),
             bytes: 0,
@@ -156,11 +160,18 @@ impl Sequence {
         metrics.held_up_most.raise(std::mem::take(&mut self.held_up));
         self.generated += 1;
         metrics.generated_tokens.add(1);
-        let bytes = tokenizer.token_bytes(token).unwrap_or_default();
+        let spoken = self.job.spoken.contains(&token);
+        let bytes = match spoken {
+            true => tokenizer.token_text(token).unwrap_or_default().as_bytes(),
+            false => tokenizer.token_bytes(token).unwrap_or_default(),
+        };
         let shown = tokenizer.markers().is_none_or(|markers| self.channel.shows(markers, token, bytes));
+        if self.channel == Channel::Thought {
+            self.think(bytes);
+        }
         let mut complete = false;
         if let Some(grammar) = self.job.grammar.as_mut().filter(|_| shown) {
-            match grammar.accept(token) {
+            match grammar.accept(token, bytes) {
                 Ok(stopped) => complete = stopped,
                 Err(why) => return Some(Ended::Unsupported(why)),
             }
@@ -176,7 +187,7 @@ impl Sequence {
             self.pending.push((self.bytes, logprobs(&self.raw, token, top)));
         }
         self.bytes += if shown { bytes.len() } else { 0 };
-        let delta = tokenizer.say(&mut self.text, token, shown);
+        let delta = if spoken { self.text.push(bytes) } else { tokenizer.say(&mut self.text, token, shown) };
         self.release(delta.text, delta.stopped);
         if delta.stopped || complete {
             return Some(Ended::Done(Reason::Stop));
@@ -231,7 +242,15 @@ impl Sequence {
             self.pending.clear();
         }
         if !text.is_empty() || !logprobs.is_empty() {
-            self.out.send(Event::Delta(Delta { text, logprobs }));
+            self.out.send(Event::Delta(Delta { text, logprobs, ..Delta::default() }));
+        }
+    }
+
+    /// Sends what the model thinks.
+    fn think(&mut self, bytes: &[u8]) {
+        let thought = self.thought.push(bytes).text;
+        if !thought.is_empty() {
+            self.out.send(Event::Delta(Delta { thought, ..Delta::default() }));
         }
     }
 

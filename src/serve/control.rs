@@ -129,7 +129,6 @@ pub fn with_sizes(mut budgets: Value, model: u64, kv: u64) -> Value {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct BudgetChange {
     vram_budget_bytes: Option<u64>,
     ram_budget_bytes: Option<u64>,
@@ -192,7 +191,6 @@ fn policy_of(engine: &Engine) -> Value {
 /// 400 for what is no policy, 409 where nothing can move.
 pub async fn set_policy(daemon: &Daemon, client: u64, body: &[u8]) -> Result<Value, ApiError> {
     #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
     struct Change {
         policy: String,
     }
@@ -230,7 +228,6 @@ fn used(sparsity: &Sparsity, layer: usize) -> Value {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ThresholdChange {
     /// Of every predicted layer.
     threshold: Option<f32>,

@@ -1,6 +1,7 @@
 //! What all connections share: the loaded model, the settings and the counters.
 
 use super::limits::Limits as RequestLimits;
+use super::unknown::IgnoredFields;
 use crate::api::{ApiError, ServedModel};
 use crate::clock::{self, Duration, Instant};
 use crate::engine::sampler::SamplingParams;
@@ -193,6 +194,8 @@ pub struct Daemon {
     load: Arc<dyn Load>,
     /// What the daemon counts.
     pub counters: Counters,
+    /// Fields of requests that were ignored, by client.
+    pub ignored: IgnoredFields,
     /// Limits on what requests take together.
     pub limits: RequestLimits,
     /// When the daemon started.
@@ -217,6 +220,7 @@ impl Daemon {
             loading: tokio::sync::Mutex::new(()),
             load,
             counters: Counters::default(),
+            ignored: IgnoredFields::default(),
             started: clock::now(),
             token: Mutex::new(None),
             draining: false.into(),

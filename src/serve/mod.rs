@@ -18,6 +18,7 @@ pub mod socket;
 mod systemd;
 mod tcp;
 mod ui;
+mod unknown;
 
 pub use control::{budgets, with_sizes};
 pub use daemon::{AtEnd, Daemon, Load, Opened, PathLimits, SetBudget};

@@ -5,12 +5,13 @@ use super::common::{Refusal, answer, body, client, json_response, may_steer};
 use super::connection::{Entered, Peer};
 use super::daemon::{Daemon, Loaded, ModelState, UnderWay};
 use super::log::{LogEntry, Noted, RefusalReason};
+use super::unknown::unknown_fields;
 use super::{control, embeddings, metrics, ui};
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
 use crate::api::embeddings::{EMBEDDING_FIELDS, EmbeddingRequest};
 use crate::api::responses::ResponsesRequest;
-use crate::api::{ApiError, Asker, Collector, Generates, Prepared, parse};
+use crate::api::{ApiError, Asker, Collector, Generates, Prepared, parse, parse_with};
 use crate::child::Wanted;
 use crate::clock::Duration;
 use crate::error::percent_encoded;
@@ -349,13 +350,15 @@ async fn generated<R: Generates>(State(daemon): Shared, request: Request) -> Res
 }
 
 async fn embed(State(daemon): Shared, request: Request) -> Response {
-    let work = |loaded: &Loaded, body: &[u8]| {
-        let request: EmbeddingRequest = parse(body, EMBEDDING_FIELDS)?;
-        request.prepare(&loaded.model)
+    let unknown = unknown_fields(&daemon.settings());
+    let work = move |loaded: &Loaded, body: &[u8]| {
+        let request: EmbeddingRequest = parse_with(body, EMBEDDING_FIELDS, &unknown)?;
+        Ok((request.prepare(&loaded.model)?, unknown))
     };
     let (noted, client) = (noted(&request), client(&request));
     let embedded = async {
-        let (loaded, texts) = read(&daemon, request, work).await?;
+        let (loaded, (texts, unknown)) = read(&daemon, request, work).await?;
+        daemon.ignored.note(client, unknown);
         noted.model(&loaded.model.name);
         noted.prompt(texts.count());
         embeddings::answer(&daemon, &loaded, client, texts).await
@@ -391,9 +394,14 @@ async fn generate<R: Generates>(daemon: Arc<Daemon>, request: Request) -> Result
     // This future, and `here` with it, is dropped when the client disconnects; a child process that works for it is then ended.
     let here = Arc::new(());
     let wanted = Wanted::by(&here);
-    let asker = Asker { client, id: format!("{fresh:016x}"), fresh_seed: fresh >> 32, wanted };
-    let prepare = move |loaded: &Loaded, body: &[u8]| parse::<R>(body, R::FIELDS)?.prepare(&loaded.model, &asker);
-    let (loaded, prepared) = read(&daemon, request, prepare).await?;
+    let unknown = unknown_fields(&daemon.settings());
+    let asker = Asker { client, id: format!("{fresh:016x}"), fresh_seed: fresh >> 32, wanted, unknown };
+    let prepare = move |loaded: &Loaded, body: &[u8]| {
+        let prepared = parse_with::<R>(body, R::FIELDS, &asker.unknown)?.prepare(&loaded.model, &asker)?;
+        Ok((prepared, asker.unknown))
+    };
+    let (loaded, (prepared, unknown)) = read(&daemon, request, prepare).await?;
+    daemon.ignored.note(client, unknown);
     let prepared = prepared.formed(client, &Wanted::by(&here)).await?;
     let Prepared { jobs, answer, stream, per_prompt, unenforced, .. } = prepared;
     drop(here);
@@ -437,7 +445,6 @@ fn listed(places: &[String]) -> Option<HeaderValue> {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Tokenize {
     content: String,
     /// Whether BOS is prepended, if the model wants it.
@@ -459,7 +466,6 @@ async fn tokenize(State(daemon): Shared, request: Request) -> Response {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Detokenize {
     tokens: Vec<u32>,
 }
@@ -504,7 +510,6 @@ async fn set_thresholds(State(daemon): Shared, request: Request) -> Response {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct LoadRequest {
     model: String,
     /// Settings for this model alone, as texts: those of the engine and the sampler, and `serve.context`.

@@ -1,7 +1,8 @@
 //! The channels of OpenAI's harmony format, in which gpt-oss answers: what of an answer a reader sees.
 //!
 //! An answer is a chain of messages, each with a head: `<|channel|>analysis<|message|>` what the model thinks `<|end|><|start|>assistant`
-//! `<|channel|>final<|message|>` what it says. The last one's text is the answer; heads and the other channels are not.
+//! `<|channel|>final<|message|>` what it says. The last one's text is the answer; heads and the other channels are not, and `analysis` is
+//! told apart.
 
 /// The tokens that mark messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub enum Channel {
         /// Whether a reader sees it.
         shown: bool,
     },
+    /// In what the model thinks.
+    Thought,
 }
 
 impl Channel {
@@ -54,7 +57,7 @@ impl Channel {
             Some((at, token)) if token == message => {
                 let head = marker(&prompt[..at]).filter(|&before| prompt[before] == channel);
                 // Without a channel it is a message of the prompt.
-                Channel::Text { shown: head.is_none_or(|before| is_final(&name(&prompt[before + 1..at]))) }
+                head.map_or(Channel::Text { shown: true }, |before| Channel::named(&name(&prompt[before + 1..at])))
             }
             _ => Channel::None,
         }
@@ -72,18 +75,22 @@ impl Channel {
         match self {
             _ if token == markers.start || token == markers.channel => *self = Channel::Head(Vec::new()),
             Channel::Head(name) if token == markers.message => {
-                *self = Channel::Text { shown: is_final(name) };
+                *self = Channel::named(name);
             }
             _ if token == markers.end => *self = Channel::Text { shown: false },
             Channel::Head(name) => name.extend(bytes.iter().take(MAX_NAME.saturating_sub(name.len()))),
             Channel::None => return true,
             Channel::Text { shown } => return *shown,
+            Channel::Thought => {}
         }
         false
     }
-}
 
-/// Whether a channel of this name has the answer.
-fn is_final(name: &[u8]) -> bool {
-    name.trim_ascii().starts_with(b"final")
+    /// In the text of a channel of this name.
+    fn named(name: &[u8]) -> Channel {
+        match name.trim_ascii() {
+            name if name.starts_with(b"analysis") => Channel::Thought,
+            name => Channel::Text { shown: name.starts_with(b"final") },
+        }
+    }
 }

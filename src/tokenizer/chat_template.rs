@@ -55,12 +55,28 @@ pub struct Message {
     /// What an assistant thought before it said that; templates that know it decide whether it is told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
+    /// The calls of functions that an assistant's message has, in OpenAI's form.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<serde_json::Value>,
+    /// The id of the call that a tool's message answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// The function that a tool's message answers for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 impl Message {
     /// A message of `role`.
     pub fn new(role: &str, content: &str) -> Message {
-        Message { role: role.to_owned(), content: content.to_owned(), reasoning_content: None }
+        Message {
+            role: role.to_owned(),
+            content: content.to_owned(),
+            reasoning_content: None,
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+            name: None,
+        }
     }
 }
 

@@ -250,6 +250,18 @@ impl Tokenizer {
         self.specials.defuse(text)
     }
 
+    /// A text in pieces: what only [`Special::Parse`] recognises, and the text around it.
+    pub fn pieces<'a>(&self, text: &'a str) -> Vec<Piece<'a>> {
+        self.specials.split(text)
+    }
+
+    /// The control tokens in a text that do not end an answer: they have no text in output.
+    pub fn controls_in(&self, text: &str) -> Vec<u32> {
+        let token = |piece: Piece<'_>| if let Piece::Token(id) = piece { Some(id) } else { None };
+        let is_control = |id: &u32| self.token_bytes(*id).is_some_and(<[u8]>::is_empty) && !self.is_end(*id);
+        self.pieces(text).into_iter().filter_map(token).filter(is_control).collect()
+    }
+
     /// The exact bytes that a token stands for in output; empty for control tokens. `None` for an id beyond the vocabulary.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.bytes.get(id)

@@ -1,6 +1,8 @@
 //! What clients made for OpenAI bring along: a port and a token, functions to call, the newer API, texts as vectors.
 
 use crate::daemon::{Daemon, PATIENCE, command, read_all, read_answer, request, said};
+use dynamicinfer::api::call_format::CallFormat;
+use dynamicinfer::api::reader::{Callable, Part, Reader, Reading};
 use dynamicinfer::api::tools::FunctionCall;
 use rustix::process::Signal;
 use serde_json::{Value as Json, json};
@@ -145,7 +147,7 @@ fn a_call_that_is_required_is_one_of_the_functions_with_arguments_of_its_schema(
         }
         names.push(name);
     }
-    // One that is named is the one that is called; a stream has the same call in one piece.
+    // One that is named is the one that is called; a stream has the same call, its arguments as they come.
     let mut ask = json!({
         "messages": [{"role": "user", "content": "x"}], "tools": [clock(), weather()], "temperature": 0, "max_tokens": 100,
         "tool_choice": {"type": "function", "function": {"name": "weather"}},
@@ -158,8 +160,10 @@ fn a_call_that_is_required_is_one_of_the_functions_with_arguments_of_its_schema(
     let events: Vec<Json> = events.iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
     let pieces: Vec<&Json> =
         events.iter().flat_map(|e| e["choices"][0]["delta"]["tool_calls"].as_array()).flatten().collect();
-    assert_eq!((pieces.len(), &pieces[0]["index"]), (1, &json!(0)));
-    let streamed: Json = serde_json::from_str(pieces[0]["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert!(pieces.len() > 3 && pieces.iter().all(|piece| piece["index"] == 0), "{pieces:?}");
+    assert!(pieces[1..].iter().all(|piece| piece["id"].is_null() && piece["function"]["name"].is_null()));
+    let streamed: String = pieces.iter().map(|piece| piece["function"]["arguments"].as_str().unwrap()).collect();
+    let streamed: Json = serde_json::from_str(&streamed).unwrap();
     assert_eq!((&pieces[0]["function"]["name"], streamed), (&json!("weather"), arguments));
     assert!(events.iter().all(|e| e["choices"][0]["delta"]["content"].as_str().is_none_or(str::is_empty)));
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
@@ -245,7 +249,8 @@ fn the_newer_api_says_what_a_chat_says_whole_and_as_events() {
     assert_eq!(events.last().unwrap()["response"]["output"][0]["content"][0]["text"], expected);
     for (field, value) in [
         ("previous_response_id", json!("resp_1")),
-        ("tools", json!([weather()])),
+        ("conversation", json!("conv_1")),
+        ("include", json!(["message.output_text.logprobs"])),
         ("truncation", json!("auto")),
         ("background", json!(true)),
     ] {
@@ -265,11 +270,15 @@ fn the_arguments_of_a_call_are_the_text_that_the_model_wrote() {
         "{}",
     ] {
         // As it said it, and as it is told of it in the next turn.
-        let call = FunctionCall::of(&FunctionCall::said("pay", arguments)).expect("a call");
-        assert_eq!((call.name.as_str(), call.arguments.as_str()), ("pay", arguments));
+        let callable = vec![Callable { name: "pay".into(), arguments: json!({}) }];
+        let reading = Reading { calls: Some((CallFormat::told(), callable)), ..Reading::default() };
+        let mut reader = Reader::new(&reading.into());
+        let parts = reader.push(&FunctionCall::said("pay", arguments));
+        assert_eq!(parts, [Part::Call("pay".into()), Part::Arguments(arguments.into())]);
+        assert_eq!(reader.end(), []);
+        let call = FunctionCall { name: "pay".into(), arguments: arguments.into() };
         assert_eq!(call.json("1")["function"]["arguments"], arguments);
     }
-    assert_eq!(FunctionCall::of(r#"{"name": "pay", "arguments": {"account": 1"#), None, "one that was cut off");
 }
 
 fn embedded(daemon: &Daemon, input: Json) -> Vec<Vec<f32>> {

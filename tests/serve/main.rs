@@ -14,11 +14,13 @@ mod limits;
 mod log;
 mod memory;
 mod messages;
+mod native;
 mod neighbours;
 mod options;
 #[path = "../support/programs.rs"]
 mod programs;
 mod ram;
+mod responses;
 mod schemas;
 mod signals;
 mod soak;

@@ -111,3 +111,99 @@ fn a_template_sees_the_variables_that_a_request_gives_it() {
     let tokens = |variables: Json| plain.post(CHAT, &ask(variables)).json()["usage"]["prompt_tokens"].clone();
     assert_eq!(tokens(json!({"enable_thinking": false, "style": "x"})), tokens(Json::Null));
 }
+
+/// The openai package gives back all fields that a type has; most agents and proxies add hints that change no answer.
+#[test]
+fn fields_that_change_no_answer_are_taken_and_others_are_refused_by_name() {
+    let daemon = Daemon::start(&[]);
+    let ask = json!({
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]},
+            {"role": "assistant", "content": "Hello", "refusal": null, "annotations": [], "audio": null, "name": null,
+             "function_call": null, "tool_calls": null, "provider_specific_fields": {"a": 1}, "thinking_blocks": null},
+            {"role": "user", "content": "And", "tool_calls": [], "reasoning_content": "", "cache_control": null}],
+        "max_tokens": 4, "temperature": 0});
+    let alone = daemon.post(CHAT, &ask);
+    assert_eq!(alone.status, 200, "{}", alone.text());
+    let text = alone.json()["choices"][0]["message"]["content"].clone();
+    for (field, value) in [
+        ("metadata", json!({"run": "1"})),
+        ("client_metadata", json!({"x": 1})),
+        ("user", json!("me")),
+        ("store", json!(true)),
+        ("service_tier", json!("auto")),
+        ("verbosity", json!("low")),
+        ("parallel_tool_calls", json!(true)),
+        ("prompt_cache_key", json!("k")),
+        ("prompt_cache_retention", json!("24h")),
+        ("cache_control", json!({"type": "ephemeral"})),
+        ("safety_identifier", json!("s")),
+        ("modalities", json!(["text"])),
+        ("audio", Json::Null),
+        ("prediction", Json::Null),
+        ("functions", json!([])),
+        ("function_call", json!("")),
+        ("web_search_options", json!({})),
+        ("tools", json!([])),
+        ("tool_choice", Json::Null),
+        ("stop", Json::Null),
+        ("logit_bias", json!({})),
+        ("response_format", Json::Null),
+    ] {
+        let mut with = ask.clone();
+        with[field] = value;
+        let answer = daemon.post(CHAT, &with);
+        assert_eq!(answer.status, 200, "{field}: {}", answer.text());
+        assert_eq!(answer.json()["choices"][0]["message"]["content"], text, "{field}");
+    }
+    for (field, value) in [
+        ("modalities", json!(["text", "audio"])),
+        ("audio", json!({"voice": "x", "format": "wav"})),
+        ("prediction", json!({"type": "content", "content": "x"})),
+        ("functions", json!([{"name": "f"}])),
+        ("function_call", json!("auto")),
+        ("web_search_options", json!({"search_context_size": "low"})),
+        ("mood", json!("good")),
+    ] {
+        let mut with = ask.clone();
+        with[field] = value;
+        let answer = daemon.post(CHAT, &with);
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)), "{}", answer.text());
+    }
+}
+
+#[test]
+fn unknown_fields_are_ignored_where_the_setting_says_so_and_logged_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::spawn(dir.path(), &["serve", "demo"], &[("DYNAMICINFER_SERVE_UNKNOWN_FIELDS", "ignore")]);
+    daemon.wait_for("is ready");
+    let plain = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0});
+    let text = |ask: &Json| {
+        let answer = daemon.post(CHAT, ask);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["choices"][0]["message"]["content"].clone()
+    };
+    let wanted = text(&plain);
+    let mut odd = plain.clone();
+    odd["mood"] = json!({"good": [1, 2, {"x": null}]});
+    odd["messages"][0]["colour"] = "red".into();
+    assert_eq!((text(&odd), text(&odd)), (wanted.clone(), wanted));
+    // One within a tool, too; what is known is checked as ever.
+    let mut tools = plain.clone();
+    tools["tools"] = json!([{"type": "function", "function": {"name": "f", "colour": "red"}, "shape": 1}]);
+    text(&tools);
+    let mut bad = plain;
+    bad["temperature"] = (-1).into();
+    assert_eq!(daemon.post(CHAT, &bad).json()["error"]["param"], "temperature");
+    let embedded = daemon.post("/v1/embeddings", &json!({"input": "x", "mood": 1}));
+    assert_eq!(embedded.status, 200, "{}", embedded.text());
+    // Each client of the socket is its process: this one.
+    let mut logged = Vec::new();
+    while !logged.iter().any(|line: &String| line.contains("/v1/embeddings")) {
+        logged.push(daemon.next_line().unwrap());
+    }
+    let ignored: Vec<&String> = logged.iter().filter(|line| line.contains("an unknown field is ignored")).collect();
+    for field in ["\"mood\"", "\"messages[0].colour\"", "\"tools[0].shape\"", "\"tools[0].function.colour\""] {
+        assert_eq!(ignored.iter().filter(|line| line.contains(field)).count(), 1, "{field}: {logged:?}");
+    }
+}

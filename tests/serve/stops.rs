@@ -121,6 +121,33 @@ fn run_and_a_talk_end_at_a_control_token_that_is_their_stop() {
     assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "a man", "{said:?}");
 }
 
+/// What a model thinks in a channel of its own was lost.
+#[test]
+fn what_is_thought_in_a_channel_comes_apart_from_the_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let markers = [("aff", "<|start|>"), ("gar", "<|channel|>"), ("ser", "<|message|>"), ("ah", "<|end|>")];
+    let model = renamed(dir.path(), &markers);
+    let channel = "<|start|>assistant<|channel|>{{ reasoning_effort }}<|message|>{{ messages[0].content }}";
+    std::fs::write(model.join("chat_template.jinja"), channel).unwrap();
+    let daemon = serve(dir.path(), &model);
+    let ask = |channel: &str| {
+        json!({"messages": [{"role": "user", "content": "Once upon a time"}], "reasoning_effort": channel,
+            "temperature": 0, "max_tokens": 16})
+    };
+    let message = |channel: &str| daemon.post(CHAT, &ask(channel)).json()["choices"][0]["message"].clone();
+    let (said, thought) = (message("final"), message("analysis"));
+    assert_eq!((&said["reasoning_content"], &thought["content"]), (&Json::Null, &json!("")), "{said} {thought}");
+    assert!(said["content"].as_str().unwrap().len() > 20, "{said}");
+    let mut streamed = ask("analysis");
+    streamed["stream"] = true.into();
+    let events = daemon.post(CHAT, &streamed).events();
+    let chunks = events.iter().filter_map(|event| serde_json::from_str::<Json>(event).ok());
+    let pieces: String = chunks
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["reasoning_content"].as_str().map(str::to_owned))
+        .collect();
+    assert!(pieces.len() > 20 && thought["reasoning_content"] == pieces.as_str(), "{pieces} {thought}");
+}
+
 /// It had no effect while a model thought, however long that took.
 #[test]
 fn a_stop_ends_an_answer_in_a_channel_that_is_not_shown() {

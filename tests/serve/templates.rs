@@ -7,7 +7,7 @@ use std::path::Path;
 const CHAT: &str = "/v1/chat/completions";
 
 /// A daemon with a tiny model that has this chat template.
-fn serve(dir: &Path, template: &str) -> Daemon {
+pub fn serve(dir: &Path, template: &str) -> Daemon {
     let model = dir.join("model");
     std::fs::create_dir(&model).unwrap();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen2");

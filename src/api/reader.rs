@@ -1,0 +1,639 @@
+//! Reads an answer while it comes: thoughts, text, and calls of functions in the model's own format.
+
+use super::call_format::{Body, CallFormat, Match, begins, find, words};
+use super::json_scan::{CallScan, Goes, Place, ValueScan};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A piece of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// Thoughts that go on.
+    Thought(String),
+    /// Text that goes on.
+    Text(String),
+    /// A call of this function begins.
+    Call(String),
+    /// Arguments of the last call that go on, as JSON.
+    Arguments(String),
+}
+
+/// The texts around a model's thoughts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Thoughts {
+    /// Before them, without white space.
+    pub open: String,
+    /// Behind them, without white space.
+    pub close: String,
+}
+
+/// A function that an answer may call.
+#[derive(Clone, Debug)]
+pub struct Callable {
+    /// Its name.
+    pub name: String,
+    /// The JSON schema of its arguments.
+    pub arguments: Value,
+}
+
+/// How the answers to a request are read.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    /// How calls are written, and what can be called; `None`: nothing.
+    pub calls: Option<(CallFormat, Vec<Callable>)>,
+    /// How thoughts are written; `None`: there are none.
+    pub thoughts: Option<Thoughts>,
+    /// Whether the prompt ends within thoughts.
+    pub thinking: bool,
+}
+
+impl Reading {
+    /// Whether an answer may be anything but text.
+    pub fn is_plain(&self) -> bool {
+        self.calls.is_none() && self.thoughts.is_none()
+    }
+
+    /// The texts that mark calls and thoughts.
+    pub fn marks(&self) -> impl Iterator<Item = &str> {
+        let calls = self.calls.iter().flat_map(|(format, _)| format.marks());
+        calls.chain(self.thoughts.iter().flat_map(|marks| [marks.open.as_str(), marks.close.as_str()]))
+    }
+
+    fn callable(&self, name: &str) -> Option<&Callable> {
+        self.calls.as_ref()?.1.iter().find(|function| function.name == name)
+    }
+}
+
+/// Where an answer is.
+#[derive(Clone, Debug)]
+enum State {
+    /// Before anything but white space; thoughts may come first if `true`.
+    Begin(bool),
+    Thought,
+    Text,
+    Object(CallScan),
+    Name,
+    Json(ValueScan),
+    /// Before the next argument.
+    Parameter,
+    Key,
+    Value {
+        is_text: bool,
+    },
+    /// Behind a call's arguments.
+    Behind,
+}
+
+/// What a step did.
+#[derive(PartialEq)]
+enum Step {
+    /// The rest may be more than it was.
+    Again,
+    /// More text is needed.
+    Wait,
+}
+
+/// Reads one answer.
+pub struct Reader {
+    reading: Arc<Reading>,
+    state: State,
+    /// What was not read yet.
+    rest: String,
+    /// What was read of a call before its name: text, if there is no such function.
+    held: String,
+    /// The function that is being called.
+    called: Option<String>,
+    /// Arguments of the call so far.
+    arguments: usize,
+    calls: usize,
+    parts: Vec<Part>,
+}
+
+impl Reader {
+    /// Before the answer's first piece.
+    pub fn new(reading: &Arc<Reading>) -> Reader {
+        let state = match (reading.is_plain(), reading.thinking) {
+            (true, _) => State::Text,
+            (false, true) => State::Thought,
+            (false, false) => State::Begin(reading.thoughts.is_some()),
+        };
+        Reader {
+            reading: reading.clone(),
+            state,
+            rest: String::new(),
+            held: String::new(),
+            called: None,
+            arguments: 0,
+            calls: 0,
+            parts: Vec::new(),
+        }
+    }
+
+    /// Takes the answer's next piece.
+    pub fn push(&mut self, text: &str) -> Vec<Part> {
+        self.rest.push_str(text);
+        while self.step() == Step::Again {}
+        std::mem::take(&mut self.parts)
+    }
+
+    /// The answer has ended.
+    pub fn end(&mut self) -> Vec<Part> {
+        let rest = std::mem::take(&mut self.rest);
+        match self.state {
+            State::Thought => self.say(Part::Thought, rest.trim_end()),
+            State::Begin(_) | State::Text if self.calls > 0 && rest.trim().is_empty() => {}
+            State::Begin(_) | State::Text => self.say(Part::Text, &rest),
+            _ if self.called.is_none() && !matches!(self.state, State::Behind) => {
+                let held = std::mem::take(&mut self.held);
+                self.say(Part::Text, &(held + &rest));
+            }
+            State::Value { is_text: true } => self.say(Part::Arguments, &quoted(&rest)),
+            _ => {}
+        }
+        std::mem::take(&mut self.parts)
+    }
+
+    fn say(&mut self, part: impl Fn(String) -> Part, text: &str) {
+        if !text.is_empty() {
+            self.parts.push(part(text.to_owned()));
+        }
+    }
+
+    /// Goes on reading in another state.
+    fn go(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::Again
+    }
+
+    fn step(&mut self) -> Step {
+        let reading = self.reading.clone();
+        match (&mut self.state, &reading.calls) {
+            (State::Begin(thoughts), calls) => {
+                let thoughts = *thoughts;
+                self.begin(thoughts, calls.as_ref().map(|(format, _)| format))
+            }
+            (State::Thought, _) => self.thought(&reading),
+            (State::Text, None) => self.text(None),
+            (State::Text, Some((format, _))) => self.text(Some(format).filter(|format| !format.is_bare())),
+            (State::Object(_), Some((format, _))) => self.object(&reading, format),
+            (State::Name, Some((format, _))) => self.name(&reading, format),
+            (State::Json(_), _) => self.json(),
+            (State::Parameter, Some((format, _))) => self.parameter(format),
+            (State::Key, Some((format, _))) => self.key(&reading, format),
+            (State::Value { is_text }, Some((format, _))) => {
+                let is_text = *is_text;
+                self.value(format, is_text)
+            }
+            (State::Behind, Some((format, _))) => self.behind(format),
+            _ => Step::Wait,
+        }
+    }
+
+    fn begin(&mut self, thoughts: bool, format: Option<&CallFormat>) -> Step {
+        if let Some(marks) = self.reading.thoughts.clone() {
+            match begins(&self.rest, &[marks.open]) {
+                // White space behind thoughts is no text.
+                _ if !thoughts => _ = self.rest.drain(..self.rest.len() - self.rest.trim_start().len()),
+                Match::Begun => return Step::Wait,
+                Match::Whole(bytes) => {
+                    self.rest.drain(..bytes);
+                    return self.go(State::Thought);
+                }
+                Match::None => {}
+            }
+        }
+        if self.rest.is_empty() {
+            return Step::Wait;
+        }
+        let Some(format) = format.filter(|format| format.is_bare()) else { return self.go(State::Text) };
+        let mut opening = format.opening();
+        if matches!(format.body, Body::Object(_)) {
+            opening.push("{".into());
+        }
+        match begins(&self.rest, &opening) {
+            Match::Begun => Step::Wait,
+            Match::None => self.go(State::Text),
+            Match::Whole(bytes) => {
+                // The brace is the object's.
+                let brace = usize::from(matches!(format.body, Body::Object(_)));
+                self.held = self.rest.drain(..bytes - brace).collect();
+                self.call(format)
+            }
+        }
+    }
+
+    fn thought(&mut self, reading: &Reading) -> Step {
+        let Some(Thoughts { close, .. }) = &reading.thoughts else { return self.go(State::Text) };
+        let first = !self.parts.iter().any(|part| matches!(part, Part::Thought(_))) && self.held.is_empty();
+        if first {
+            self.rest.drain(..self.rest.len() - self.rest.trim_start().len());
+        }
+        let (at, whole) = find(&self.rest, close).unwrap_or((self.rest.len(), false));
+        let thought = self.rest[..at].trim_end().to_owned();
+        if !thought.is_empty() {
+            // Marks that thoughts have begun.
+            self.held = " ".into();
+        }
+        self.say(Part::Thought, &thought);
+        if !whole {
+            self.rest.drain(..thought.len());
+            return Step::Wait;
+        }
+        self.rest.drain(..at + close.len());
+        self.held.clear();
+        self.go(State::Begin(false))
+    }
+
+    /// Text up to the next call, without the white space before that.
+    fn text(&mut self, format: Option<&CallFormat>) -> Step {
+        let Some(format) = format else {
+            if self.calls > 0 && self.rest.trim().is_empty() {
+                return Step::Wait;
+            }
+            let rest = std::mem::take(&mut self.rest);
+            self.say(Part::Text, &rest);
+            return Step::Wait;
+        };
+        let opening = format.opening();
+        let (at, whole) = find(&self.rest, &opening[0]).unwrap_or((self.rest.len(), false));
+        let call = if whole { begins(&self.rest[at..], &opening) } else { Match::Begun };
+        if call == Match::None {
+            let next = at + self.rest[at..].chars().next().map_or(0, char::len_utf8);
+            let text: String = self.rest.drain(..next).collect();
+            self.say(Part::Text, &text);
+            return Step::Again;
+        }
+        let text = self.rest[..at].trim_end().to_owned();
+        self.say(Part::Text, &text);
+        self.rest.drain(..text.len());
+        let Match::Whole(bytes) = call else { return Step::Wait };
+        self.held = self.rest.drain(..at - text.len() + bytes).collect();
+        self.call(format)
+    }
+
+    /// A call's body follows.
+    fn call(&mut self, format: &CallFormat) -> Step {
+        (self.called, self.arguments) = (None, 0);
+        self.go(match &format.body {
+            Body::Object(keys) => State::Object(CallScan::new(keys)),
+            Body::Named { .. } | Body::Parameters { .. } => State::Name,
+        })
+    }
+
+    /// The function's name is known. Whether there is such a function.
+    fn announce(&mut self, reading: &Reading, name: &str) -> bool {
+        let known = reading.callable(name).is_some();
+        if known {
+            self.held.clear();
+            self.calls += 1;
+            self.called = Some(name.to_owned());
+            self.parts.push(Part::Call(name.to_owned()));
+        }
+        known
+    }
+
+    /// It was no call.
+    fn back_out(&mut self) -> Step {
+        let held = std::mem::take(&mut self.held);
+        self.say(Part::Text, &held);
+        self.go(State::Text)
+    }
+
+    fn object(&mut self, reading: &Reading, format: &CallFormat) -> Step {
+        let State::Object(mut scan) = std::mem::replace(&mut self.state, State::Text) else { return Step::Wait };
+        let (mut goes, mut taken, mut arguments) = (Goes::On, 0, String::new());
+        for c in self.rest.chars() {
+            taken += c.len_utf8();
+            goes = scan.take(c);
+            // Nothing marks a call, so what begins otherwise is text.
+            if goes == Goes::On && format.is_bare() && !scan.may_be_call() {
+                goes = Goes::Wrong;
+            }
+            if goes != Goes::On {
+                break;
+            }
+        }
+        let read: String = self.rest.drain(..taken).collect();
+        if self.called.is_none() {
+            self.held.push_str(&read);
+            match scan.name.clone() {
+                None if goes == Goes::On => {}
+                Some(name) if goes != Goes::Wrong && self.announce(reading, &name) => {}
+                _ => return self.back_out(),
+            }
+        }
+        if self.called.is_some() {
+            arguments.push_str(&std::mem::take(&mut scan.arguments));
+            self.arguments += arguments.len();
+            self.say(Part::Arguments, &arguments);
+        }
+        match goes {
+            Goes::On => {
+                self.state = State::Object(scan);
+                Step::Wait
+            }
+            Goes::Wrong => self.go(State::Text),
+            Goes::Ended => self.ended(),
+        }
+    }
+
+    /// A call is complete.
+    fn ended(&mut self) -> Step {
+        if self.arguments == 0 {
+            self.say(Part::Arguments, "{}");
+        }
+        self.go(State::Behind)
+    }
+
+    fn name(&mut self, reading: &Reading, format: &CallFormat) -> Step {
+        let begin = self.rest.len() - self.rest.trim_start().len();
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        let Some(length) = self.rest[begin..].find(|c| !is_part(c)) else { return Step::Wait };
+        let (name, behind) = self.rest[begin..].split_at(length);
+        let name = name.to_owned();
+        if reading.callable(&name).is_none() {
+            return self.back_out();
+        }
+        let (between, next) = match &format.body {
+            Body::Parameters { between, .. } => (between, State::Parameter),
+            Body::Named { between } => (between, State::Json(ValueScan::default())),
+            Body::Object(_) => return self.back_out(),
+        };
+        match begins(behind, &words(between)) {
+            Match::Begun => Step::Wait,
+            Match::None => self.back_out(),
+            Match::Whole(bytes) => {
+                self.rest.drain(..begin + length + bytes);
+                self.announce(reading, &name);
+                self.go(next)
+            }
+        }
+    }
+
+    fn json(&mut self) -> Step {
+        let State::Json(scan) = &mut self.state else { return Step::Wait };
+        let (mut arguments, mut taken, mut over) = (String::new(), 0, false);
+        for c in self.rest.chars() {
+            let place = scan.take(c);
+            over = !matches!(place, Place::Before | Place::Inside);
+            if matches!(place, Place::Inside | Place::Last) {
+                arguments.push(c);
+            }
+            taken += if matches!(place, Place::Behind | Place::Bad) { 0 } else { c.len_utf8() };
+            if over {
+                break;
+            }
+        }
+        self.rest.drain(..taken);
+        self.arguments += arguments.len();
+        self.say(Part::Arguments, &arguments);
+        if over { self.ended() } else { Step::Wait }
+    }
+
+    fn parameter(&mut self, format: &CallFormat) -> Step {
+        let Body::Parameters { before_key, .. } = &format.body else { return Step::Wait };
+        let key = begins(&self.rest, &words(before_key));
+        if let Match::Whole(bytes) = key {
+            self.rest.drain(..bytes);
+            return self.go(State::Key);
+        }
+        let ends = [format.join.as_ref(), Some(&format.close)].into_iter().flatten();
+        let ends: Vec<Match> = ends.map(|end| begins(&self.rest, &words(end))).collect();
+        if !ends.iter().any(|end| matches!(end, Match::Whole(_)))
+            && (key == Match::Begun || ends.contains(&Match::Begun))
+        {
+            return Step::Wait;
+        }
+        if self.arguments > 0 {
+            self.say(Part::Arguments, "}");
+        }
+        self.ended()
+    }
+
+    fn key(&mut self, reading: &Reading, format: &CallFormat) -> Step {
+        let Body::Parameters { before_value, .. } = &format.body else { return Step::Wait };
+        let expected = words(before_value);
+        let Some((at, true)) = expected.first().and_then(|word| find(&self.rest, word)) else { return Step::Wait };
+        let Match::Whole(bytes) = begins(&self.rest[at..], &expected) else { return Step::Wait };
+        // The line break belongs to the mark, which shows once something follows.
+        let breaks = before_value.ends_with('\n');
+        if breaks && self.rest.len() == at + bytes {
+            return Step::Wait;
+        }
+        let key = self.rest[..at].trim().to_owned();
+        let line_break = usize::from(breaks && self.rest[at + bytes..].starts_with('\n'));
+        self.rest.drain(..at + bytes + line_break);
+        let called = self.called.as_deref().and_then(|name| reading.callable(name));
+        let is_text = called.is_some_and(|function| function.arguments["properties"][&key]["type"] == "string");
+        let before = if self.arguments == 0 { "{" } else { ", " };
+        self.arguments += 1;
+        self.say(Part::Arguments, &format!("{before}{}: {}", json!(key), if is_text { "\"" } else { "" }));
+        self.go(State::Value { is_text })
+    }
+
+    fn value(&mut self, format: &CallFormat, is_text: bool) -> Step {
+        let Body::Parameters { after_value, .. } = &format.body else { return Step::Wait };
+        let expected = words(after_value);
+        let Some(first) = expected.first() else { return Step::Wait };
+        let (at, whole) = find(&self.rest, first).unwrap_or((self.rest.len(), false));
+        let breaks = after_value.starts_with('\n');
+        let value =
+            if breaks { self.rest[..at].strip_suffix('\n').unwrap_or(&self.rest[..at]) } else { &self.rest[..at] };
+        let value = value.to_owned();
+        let ends = if whole { begins(&self.rest[at..], &expected) } else { Match::Begun };
+        let Match::Whole(bytes) = ends else {
+            // A text goes on as it comes; anything else is told once it is whole.
+            if is_text {
+                self.say(Part::Arguments, &quoted(&value));
+                self.rest.drain(..value.len());
+            }
+            return Step::Wait;
+        };
+        let told = match is_text {
+            true => format!("{}\"", quoted(&value)),
+            false => match serde_json::from_str::<&RawValue>(value.trim()) {
+                Ok(json) => json.get().to_owned(),
+                Err(_) => json!(value).to_string(),
+            },
+        };
+        self.say(Part::Arguments, &told);
+        self.rest.drain(..at + bytes);
+        self.go(State::Parameter)
+    }
+
+    fn behind(&mut self, format: &CallFormat) -> Step {
+        let close = match words(&format.close) {
+            none if none.is_empty() => Match::None,
+            close => begins(&self.rest, &close),
+        };
+        let join = format.join.as_ref().map_or(Match::None, |join| begins(&self.rest, &words(join)));
+        match (close, join) {
+            (Match::Whole(bytes), _) => {
+                self.rest.drain(..bytes);
+                self.go(State::Text)
+            }
+            (_, Match::Whole(bytes)) => {
+                self.held = self.rest.drain(..bytes).collect();
+                self.call(format)
+            }
+            (Match::Begun, _) | (_, Match::Begun) => Step::Wait,
+            (Match::None, Match::None) => self.go(State::Text),
+        }
+    }
+}
+
+/// A text as JSON writes it within quotes.
+fn quoted(text: &str) -> String {
+    let json = json!(text).to_string();
+    json[1..json.len() - 1].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::json_scan::Keys;
+
+    fn format(open: &str, body: Body, join: Option<&str>, close: &str) -> CallFormat {
+        CallFormat { open: open.into(), body, join: join.map(str::to_owned), close: close.into() }
+    }
+
+    fn object(name: &str, arguments: &str) -> Body {
+        Body::Object(Keys { name: name.into(), arguments: arguments.into() })
+    }
+
+    fn parameters(between: &str, before_key: &str, before_value: &str, after_value: &str) -> Body {
+        let [between, before_key, before_value, after_value] =
+            [between, before_key, before_value, after_value].map(str::to_owned);
+        Body::Parameters { between, before_key, before_value, after_value }
+    }
+
+    /// What is read of an answer: its thoughts, its text, and its calls with their arguments; whole and letter by letter.
+    fn read(
+        format: Option<CallFormat>,
+        thoughts: bool,
+        thinking: bool,
+        text: &str,
+    ) -> (String, String, Vec<(String, String)>) {
+        let schema = json!({"properties": {"place": {"type": "string"}, "days": {"type": "integer"}}});
+        let callable = ["weather", "clock"].map(|name| Callable { name: name.into(), arguments: schema.clone() });
+        let marks = Thoughts { open: "<think>".into(), close: "</think>".into() };
+        let reading = Arc::new(Reading {
+            calls: format.map(|format| (format, callable.into())),
+            thoughts: thoughts.then_some(marks),
+            thinking,
+        });
+        let letters: Vec<String> = text.chars().map(String::from).collect();
+        let [whole, letters] = [vec![text.to_owned()], letters].map(|pieces| {
+            let mut reader = Reader::new(&reading);
+            let mut said = (String::new(), String::new(), Vec::<(String, String)>::new());
+            let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
+            parts.extend(reader.end());
+            for part in parts {
+                match part {
+                    Part::Thought(more) => said.0 += &more,
+                    Part::Text(more) => said.1 += &more,
+                    Part::Call(name) => said.2.push((name, String::new())),
+                    Part::Arguments(more) => said.2.last_mut().unwrap().1 += &more,
+                }
+            }
+            said
+        });
+        assert_eq!(whole, letters, "{text}");
+        whole
+    }
+
+    fn calls(list: &[(&str, &str)]) -> Vec<(String, String)> {
+        list.iter().map(|(name, arguments)| (name.to_string(), arguments.to_string())).collect()
+    }
+
+    #[test]
+    fn calls_are_read_in_every_format_with_text_around_them() {
+        let rome = r#"{"place": "Ro\"me\n<x>", "days": 2}"#;
+        let both = calls(&[("weather", rome), ("clock", "{}")]);
+        let hermes = format(
+            "<tool_call>\n",
+            object("name", "arguments"),
+            Some("\n</tool_call>\n<tool_call>\n"),
+            "\n</tool_call>",
+        );
+        for text in [
+            format!(
+                "Hi.\n<tool_call>\n{{\"name\": \"weather\", \"arguments\": {rome}}}\n</tool_call>\n<tool_call>\n{{\"name\": \"clock\", \"arguments\": {{}}}}\n</tool_call>"
+            ),
+            format!(
+                "Hi. <tool_call>{{\"arguments\":{rome},\"name\":\"weather\"}}</tool_call><tool_call>{{\"name\":\"clock\"}}</tool_call>\n"
+            ),
+        ] {
+            assert_eq!(read(Some(hermes.clone()), false, false, &text), (String::new(), "Hi.".into(), both.clone()));
+        }
+        let xml = format(
+            "<tool_call>\n<function=",
+            parameters(">\n", "<parameter=", ">\n", "\n</parameter>\n"),
+            None,
+            "</function>\n</tool_call>",
+        );
+        for text in [
+            "<tool_call>\n<function=weather>\n<parameter=place>\nRo\"me\n<x>\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=clock>\n</function>\n</tool_call>",
+            "<tool_call><function=weather><parameter=place>Ro\"me\n<x></parameter><parameter=days>2</parameter></function></tool_call><tool_call><function=clock></function></tool_call>",
+        ] {
+            assert_eq!(read(Some(xml.clone()), false, false, text), (String::new(), String::new(), both.clone()));
+        }
+        let mistral = format("[TOOL_CALLS]", Body::Named { between: "[ARGS]".into() }, Some("[TOOL_CALLS]"), "");
+        let text = format!("[TOOL_CALLS]weather[ARGS]{rome}[TOOL_CALLS]clock[ARGS]{{}}");
+        assert_eq!(read(Some(mistral), false, false, &text).2, both);
+        let list = format("[TOOL_CALLS] [", object("name", "arguments"), Some(", "), "]");
+        let text = format!(
+            "[TOOL_CALLS][{{\"name\": \"weather\", \"arguments\": {rome}, \"id\": \"x\"}}, {{\"name\": \"clock\", \"arguments\": {{}}}}]"
+        );
+        assert_eq!(read(Some(list), false, false, &text), (String::new(), String::new(), both.clone()));
+        let glm = format(
+            "<tool_call>",
+            parameters("\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+            None,
+            "</tool_call>",
+        );
+        let text = "<tool_call>weather\n<arg_key>place</arg_key>\n<arg_value>Ro\"me\n<x></arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>clock\n</tool_call>";
+        assert_eq!(read(Some(glm), false, false, text).2, both);
+        let llama = format("", object("name", "parameters"), None, "");
+        let text = format!("{{\"name\": \"weather\", \"parameters\": {rome}}}\n");
+        assert_eq!(read(Some(llama), false, false, &text), (String::new(), String::new(), calls(&[("weather", rome)])));
+    }
+
+    #[test]
+    fn what_is_no_call_is_text() {
+        let hermes = || Some(format("<tool_call>\n", object("name", "arguments"), None, "\n</tool_call>"));
+        for text in [
+            "a <tool_call> b",
+            "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>",
+            "<tool_call>\n{\"name\": \"weather",
+            "<tool_",
+            "x\n ",
+            "{\"name\": \"weather\", \"arguments\": {}}",
+        ] {
+            assert_eq!(read(hermes(), false, false, text), (String::new(), text.into(), vec![]));
+        }
+        let told = || Some(CallFormat::told());
+        for text in
+            ["Say {\"name\": \"weather\", \"arguments\": {}}", "{\"verdict\": 1}", "{\"name\": \"x\"}", " {", "{}"]
+        {
+            assert_eq!(read(told(), false, false, text), (String::new(), text.into(), vec![]));
+        }
+        // One that was cut off behind its name is a call as far as it goes.
+        let cut = read(hermes(), false, false, "<tool_call>{\"name\": \"weather\", \"arguments\": {\"place\": \"Ro");
+        assert_eq!(cut.2, calls(&[("weather", "{\"place\": \"Ro")]));
+    }
+
+    #[test]
+    fn thoughts_are_read_apart_from_what_follows_them() {
+        let said = |thought: &str, text: &str| (thought.to_owned(), text.to_owned(), vec![]);
+        assert_eq!(read(None, true, false, "<think>\nHm. \n</think>\n\nYes"), said("Hm.", "Yes"));
+        assert_eq!(read(None, true, true, "\nHm.\n\nWell</think>Yes"), said("Hm.\n\nWell", "Yes"));
+        assert_eq!(read(None, true, true, "Hm. </thi"), said("Hm. </thi", ""));
+        assert_eq!(read(None, true, false, " Yes <think>"), said("", " Yes <think>"));
+        assert_eq!(read(None, true, false, "<think></think>Yes"), said("", "Yes"));
+        let call = "Hm.</think>\n\n{\"name\": \"clock\", \"arguments\": {}}";
+        let wanted = ("Hm.".to_owned(), String::new(), calls(&[("clock", "{}")]));
+        assert_eq!(read(Some(CallFormat::told()), true, true, call), wanted);
+    }
+}

@@ -1,0 +1,266 @@
+//! Calls of functions and thoughts in the formats of published chat templates, in short form: found by rendering, kept to by a grammar, and
+//! read as they were rendered.
+
+use dynamicinfer::api::call_format::{Body, CallFormat};
+use dynamicinfer::api::call_grammar::NativeCalls;
+use dynamicinfer::api::json_scan::Keys;
+use dynamicinfer::api::probe::{CallHabits, Probe, thoughts_of};
+use dynamicinfer::api::reader::{Callable, Part, Reader, Reading, Thoughts};
+use dynamicinfer::generation::{Grammar, Grammars, style};
+use dynamicinfer::tokenizer::chat_template::{Input, render_in_process};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Qwen2.5, Qwen3, Hermes.
+const HERMES: &str = "{%- if tools %}{{- '<|im_start|>system\\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}\
+{{- '<|im_end|>\\n' }}{%- endif %}{%- for message in messages %}{%- if message.role == 'tool' %}\
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}\
+{%- elif message.role != 'assistant' %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
+{%- else %}{{- '<|im_start|>assistant' }}{%- if message.content %}{{- '\\n' + message.content }}{%- endif %}\
+{%- for call in message.tool_calls %}{%- set call = call.function %}\
+{{- '\\n<tool_call>\\n{\"name\": \"' + call.name + '\", \"arguments\": ' }}\
+{{- call.arguments if call.arguments is string else call.arguments | tojson }}{{- '}\\n</tool_call>' }}{%- endfor %}\
+{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}\
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
+
+/// Qwen3.5 and Qwen3-Coder, with thoughts.
+const XML: &str = "{%- for tool in tools or [] %}{{- tool | tojson }}{%- endfor %}{%- for message in messages %}\
+{%- if message.role == 'assistant' %}{{- '<|im_start|>assistant\\n<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' + message.content }}\
+{%- for call in message.tool_calls or [] %}{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}\
+{%- for key, value in call.function.arguments | items %}{{- '<parameter=' + key + '>\\n' }}\
+{{- value if value is string else value | tojson }}{{- '\\n</parameter>\\n' }}{%- endfor %}{{- '</function>\\n</tool_call>' }}\
+{%- if not loop.last %}{{- '\\n' }}{%- endif %}{%- endfor %}{{- '<|im_end|>\\n' }}\
+{%- else %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}\
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}";
+
+/// Llama 3.1: one call, its end another token than a text's.
+const LLAMA: &str = "{%- for tool in tools or [] %}{{- tool | tojson }}{%- endfor %}{%- for message in messages %}\
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}\
+{%- if message.tool_calls %}{%- if message.tool_calls | length != 1 %}{{- raise_exception('one call') }}{%- endif %}\
+{%- set call = message.tool_calls[0].function %}{{- '{\"name\": \"' + call.name + '\", \"parameters\": ' }}\
+{{- call.arguments | tojson }}{{- '}<|eom_id|>' }}{%- else %}{{- message.content | trim + '<|eot_id|>' }}{%- endif %}\
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}";
+
+/// Mistral Nemo: a list, and ids of nine letters and digits.
+const LIST: &str = "{%- if tools %}{{- '[AVAILABLE_TOOLS]' }}{{- tools | tojson }}{{- '[/AVAILABLE_TOOLS]' }}{%- endif %}\
+{%- for message in messages %}{%- if message.role == 'user' %}{{- '[INST]' + message.content + '[/INST]' }}\
+{%- elif message.role == 'tool' %}{{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}\
+{%- elif message.tool_calls %}{{- '[TOOL_CALLS][' }}{%- for call in message.tool_calls %}\
+{%- if call.id | length != 9 %}{{- raise_exception('nine') }}{%- endif %}\
+{{- '{\"name\": \"' + call.function.name + '\", \"arguments\": ' + call.function.arguments | tojson + ', \"id\": \"' + call.id + '\"}' }}\
+{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']</s>' }}{%- else %}{{- message.content + '</s>' }}{%- endif %}\
+{%- endfor %}";
+
+/// Mistral Small 3.2 and later.
+const NAMED: &str = "{%- if tools %}{{- tools | tojson }}{%- endif %}{%- for message in messages %}\
+{%- if message.role == 'assistant' %}{{- message.content }}{%- for call in message.tool_calls or [] %}\
+{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments }}{%- endfor %}{{- '</s>' }}\
+{%- else %}{{- '[INST]' + message.content + '[/INST]' }}{%- endif %}{%- endfor %}";
+
+/// GLM 4.5.
+const KEYS: &str = "{%- for tool in tools or [] %}{{- tool | tojson }}{%- endfor %}{%- for message in messages %}\
+{{- '<|' + message.role + '|>\\n' }}{%- if message.role == 'assistant' %}{{- '<think></think>\\n' }}{%- endif %}\
+{{- message.content }}{%- for call in message.tool_calls or [] %}{{- '\\n<tool_call>' + call.function.name + '\\n' }}\
+{%- for key, value in call.function.arguments | items %}{{- '<arg_key>' + key + '</arg_key>\\n<arg_value>' }}\
+{{- value if value is string else value | tojson }}{{- '</arg_value>\\n' }}{%- endfor %}{{- '</tool_call>' }}{%- endfor %}\
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}";
+
+/// Olmo 3: a call as in Python.
+const PYTHON: &str = "{%- if tools %}{{- tools | tojson }}{%- endif %}{%- for message in messages %}{{- message.role + ': ' + message.content }}\
+{%- for call in message.tool_calls or [] %}{{- call.function.name + '(' }}{%- for key, value in call.function.arguments | items %}\
+{{- key + '=' + value | tojson + ', ' }}{%- endfor %}{{- ')' }}{%- endfor %}{{- '</s>' }}{%- endfor %}";
+
+fn render(template: &str, probe: Probe) -> dynamicinfer::Result<String> {
+    let Probe { messages, tools, prompt } = probe;
+    let mut input = Input { template: template.into(), messages, add_generation_prompt: prompt, ..Input::default() };
+    if !tools.is_null() {
+        input.extras.insert("tools".into(), tools);
+    }
+    render_in_process(&input, Path::new("t"))
+}
+
+fn habits(template: &str) -> Option<CallHabits> {
+    CallHabits::of(&|probe| render(template, probe)).unwrap()
+}
+
+#[test]
+fn the_formats_of_published_templates_are_found_by_rendering_them() {
+    let object = |arguments: &str| Body::Object(Keys { name: "name".into(), arguments: arguments.into() });
+    let format = |open: &str, body: Body, join: Option<&str>, close: &str| CallFormat {
+        open: open.into(),
+        body,
+        join: join.map(str::to_owned),
+        close: close.into(),
+    };
+    let parameters = |between: &str, before_key: &str, before_value: &str, after_value: &str| Body::Parameters {
+        between: between.into(),
+        before_key: before_key.into(),
+        before_value: before_value.into(),
+        after_value: after_value.into(),
+    };
+    let named = Body::Named { between: "[ARGS]".into() };
+    for (template, wanted, as_text, any_id) in [
+        (
+            HERMES,
+            format("<tool_call>\n", object("arguments"), Some("\n</tool_call>\n<tool_call>\n"), "\n</tool_call>"),
+            true,
+            true,
+        ),
+        (
+            XML,
+            format(
+                "<tool_call>\n<function=",
+                parameters(">\n", "<parameter=", ">\n", "\n</parameter>\n"),
+                Some("</function>\n</tool_call>\n<tool_call>\n<function="),
+                "</function>\n</tool_call>",
+            ),
+            false,
+            true,
+        ),
+        (LLAMA, format("", object("parameters"), None, ""), false, true),
+        (LIST, format("[TOOL_CALLS][", object("arguments"), Some(", "), "]"), false, false),
+        (NAMED, format("[TOOL_CALLS]", named, Some("[TOOL_CALLS]"), ""), true, true),
+        (
+            KEYS,
+            format(
+                "<tool_call>",
+                parameters("\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+                Some("</tool_call>\n<tool_call>"),
+                "</tool_call>",
+            ),
+            false,
+            true,
+        ),
+    ] {
+        let found = habits(template).unwrap_or_else(|| panic!("{wanted:?}"));
+        assert_eq!(found, CallHabits { format: wanted, arguments_as_text: as_text, any_id });
+    }
+    // One that takes no functions, one that writes calls in a way that is not read, and one that drops what they returned.
+    let deaf = HERMES
+        .replace("message.role == 'tool'", "false")
+        .replace("message.role != 'assistant'", "message.role == 'user'");
+    for template in [
+        "{% for m in messages %}{{ m.content }}{% endfor %}",
+        PYTHON,
+        &deaf.replace("{%- else %}", "{%- elif message.role == 'assistant' %}"),
+    ] {
+        assert_eq!(habits(template), None);
+    }
+}
+
+#[test]
+fn thoughts_are_found_where_a_template_renders_them_takes_them_away_or_begins_them() {
+    let thoughts = |template: &str| thoughts_of(&|probe| render(template, probe)).unwrap();
+    let of = |open: &str, close: &str| Some(Thoughts { open: open.into(), close: close.into() });
+    assert_eq!(thoughts(XML), of("<think>", "</think>"));
+    assert_eq!(thoughts(HERMES), None);
+    let renders = "{% for m in messages %}{% if m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]{% endif %}{{ m.content }}{% endfor %}";
+    assert_eq!(thoughts(renders), of("[THINK]", "[/THINK]"));
+    let strips = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}";
+    assert_eq!(thoughts(strips), of("<think>", "</think>"));
+    let begins = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}";
+    assert_eq!(thoughts(begins), of("<think>", "</think>"));
+}
+
+fn callable() -> Vec<Callable> {
+    let arguments = json!({
+        "type": "object",
+        "properties": {"place": {"type": "string"}, "unit": {"type": "string", "enum": ["C", "F"]}, "days": {"type": "integer", "maximum": 9}},
+        "required": ["place", "days"],
+        "additionalProperties": false,
+    });
+    let none = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    [("weather", arguments), ("clock", none)].map(|(name, arguments)| Callable { name: name.into(), arguments }).into()
+}
+
+fn schema() -> Value {
+    let form =
+        |f: Callable| json!({"type": "object", "properties": {"name": {"const": f.name}, "arguments": f.arguments}});
+    json!({"anyOf": callable().into_iter().map(form).collect::<Vec<_>>()})
+}
+
+/// A grammar of the small vocabulary, whose first tokens are the bytes.
+fn grammar(template: &str, begun: bool, parallel: bool) -> Grammar {
+    let format = habits(template).unwrap().format;
+    let native = NativeCalls { format, callable: callable(), parallel };
+    let literal = |text: &str| if text.is_empty() { String::new() } else { Value::from(text).to_string() };
+    let lark = native.lark(&schema(), 2, begun, &literal, &style(false));
+    let grammar = Grammars::small().unwrap().lark(lark.clone()).unwrap_or_else(|why| panic!("{why}\n{lark}"));
+    if begun { grammar.after(&native.trigger()) } else { grammar }
+}
+
+/// How much of a text the grammar allows, and whether it is complete behind it.
+fn allowed(mut grammar: Grammar, text: &str) -> (usize, bool) {
+    let mut complete = false;
+    for (i, &byte) in text.as_bytes().iter().enumerate() {
+        let mut logits = vec![0.0; 300];
+        grammar.mask(&mut logits).unwrap();
+        if complete || logits[usize::from(byte)] < 0.0 {
+            return (i, complete);
+        }
+        complete = grammar.accept(u32::from(byte), &[byte]).unwrap();
+    }
+    (text.len(), complete)
+}
+
+#[test]
+fn calls_are_kept_to_their_format_and_schemas() {
+    let rome = r#"{"place": "Rome", "unit": "C", "days": 3}"#;
+    for (template, good, bad) in [
+        (
+            HERMES,
+            format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {rome}}}\n</tool_call>"),
+            "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"place\": \"Rome\", \"unit\": \"K",
+        ),
+        (LLAMA, format!("{{\"name\": \"weather\", \"parameters\": {rome}}}"), "{\"name\": \"whether"),
+        (
+            XML,
+            "<tool_call>\n<function=weather>\n<parameter=place>\nRo\nme\n</parameter>\n<parameter=unit>\nC\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>".into(),
+            "<tool_call>\n<function=weather>\n<parameter=days>\nthree",
+        ),
+        (NAMED, format!("[TOOL_CALLS]weather[ARGS]{rome}"), "[TOOL_CALLS]clock[ARGS]{\"a"),
+        (
+            KEYS,
+            "<tool_call>weather\n<arg_key>place</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>".into(),
+            "<tool_call>weather\n<arg_key>time",
+        ),
+    ] {
+        assert_eq!(allowed(grammar(template, false, false), &good), (good.len(), true), "{good}");
+        assert!(allowed(grammar(template, false, false), bad).0 < bad.len(), "{bad}");
+        // It has to be a call.
+        assert_eq!(allowed(grammar(template, false, false), "Hello").0, 0, "{good}");
+        // What the grammar lets through is read as it was meant.
+        let reading = Reading { calls: Some((habits(template).unwrap().format, callable())), ..Reading::default() };
+        let mut reader = Reader::new(&Arc::new(reading));
+        let mut parts = reader.push(&good);
+        parts.extend(reader.end());
+        assert_eq!(parts[0], Part::Call("weather".into()), "{good}");
+        let arguments: String = parts[1..].iter().map(|part| if let Part::Arguments(more) = part { more.as_str() } else { panic!("{part:?}") }).collect();
+        let arguments: Value = serde_json::from_str(&arguments).unwrap();
+        assert_eq!((arguments["days"].as_i64(), arguments["place"].as_str().unwrap().replace('\n', "")), (Some(3), "Rome".into()));
+        // After any text, once it begins; and several, where they may be.
+        if !template.contains("eom_id") {
+            let late = format!("Let me see. {good}");
+            assert_eq!(allowed(grammar(template, true, false), &late), (late.len(), true), "{late}");
+            let bad = format!("Well. {bad}");
+            assert!(allowed(grammar(template, true, false), &bad).0 < bad.len(), "{bad}");
+            let two = format!("{good}{}{good}", if template == HERMES || template == XML || template == KEYS { "\n" } else { "" });
+            assert_eq!(allowed(grammar(template, true, true), &two).0, two.len(), "{two}");
+            assert!(allowed(grammar(template, true, false), &two).0 < two.len(), "{two}");
+        }
+    }
+}
+
+#[test]
+fn a_grammar_holds_behind_thoughts() {
+    let json = || Grammars::small().unwrap().json_schema(&json!({"const": 7}), true).unwrap();
+    assert_eq!(allowed(json().after("</think>"), "Hm {</think>7"), (13, true));
+    assert_eq!(allowed(json().after("</think>"), "Hm</think>8").0, 10);
+    // The token that may begin them stands for a byte here.
+    let may = || json().or_thinks(u32::from(b'<'), ">");
+    assert_eq!(allowed(may(), "7"), (1, true));
+    assert_eq!(allowed(may(), "<x>7"), (4, true));
+    assert_eq!(allowed(may(), "<x>8").0, 3);
+    assert_eq!(allowed(may(), "x").0, 0);
+}
