@@ -26,6 +26,8 @@ pub(super) struct DeltaRoom {
 /// A layer's delta net with its weights.
 #[derive(Clone, Copy)]
 pub(super) struct Net<'a> {
+    /// Number of the layer.
+    pub layer: usize,
     pub form: DeltaNet,
     pub weights: &'a Recurrence,
     /// Of the norm of what heads make.
@@ -38,7 +40,6 @@ pub(super) fn delta_net(
     (pool, kernels): (&mut ThreadPool, &Kernels),
     net: Net<'_>,
     caches: &mut [KvCache],
-    layer: usize,
     positions: &[TokenPosition],
     projected: &[f32],
     room: &mut DeltaRoom,
@@ -47,7 +48,7 @@ pub(super) fn delta_net(
     let (form, rows) = (net.form, projected.len() / positions.len());
     for run in runs(positions) {
         let TokenPosition { sequence, position } = positions[run.start];
-        let Turn { from, to } = caches[sequence].state(layer, position);
+        let Turn { from, to } = caches[sequence].state(net.layer, position);
         let projected = &projected[run.start * rows..run.end * rows];
         room.convolved.resize(run.len() * form.channels(), 0.0);
         room.gates.resize(run.len() * form.value_heads, Gates::default());
@@ -154,7 +155,7 @@ fn recur(
     room: &DeltaRoom,
     out: &mut [f32],
 ) {
-    let Net { form, weights, epsilon } = net;
+    let Net { form, weights, epsilon, .. } = net;
     let DeltaNet { key_heads, value_heads, head_dim: dim, .. } = form;
     let (channels, values) = (form.channels(), form.values());
     let n = out.len() / values;

@@ -42,8 +42,8 @@ pub(super) fn mix(
         }
         Mixer::Delta(form) => {
             let (Norm::Rms(epsilon) | Norm::Layer(epsilon)) = c.norm;
-            let net = Net { form, weights: &layer.recurrence, epsilon };
-            delta_net((pool, kernels), net, caches, l, positions, projected, room.delta, out);
+            let net = Net { layer: l, form, weights: &layer.recurrence, epsilon };
+            delta_net((pool, kernels), net, caches, positions, projected, room.delta, out);
         }
     }
 }

@@ -68,17 +68,23 @@ pub fn run(
     result
 }
 
+/// How often [`can_start`] waits for its threads to be gone: some milliseconds.
+const MAX_YIELDS: usize = 1000;
+
 /// Starts that many threads at once, for a moment, because the runtime panics if it cannot start its own.
 ///
 /// # Errors
 /// [`Error::Memory`] if the system does not give that many.
 fn can_start(threads: usize) -> Result<()> {
-    let gate = parking_lot::Mutex::new(());
+    // As the system counts them: it lists a thread for a moment longer than a join takes.
+    let counted = || std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
+    let (before, gate) = (counted(), parking_lot::Mutex::new(()));
     let started = std::thread::scope(|scope| {
         let _shut = gate.lock();
         let start = |_| std::thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop);
         (0..threads).try_for_each(start)
     });
+    (0..MAX_YIELDS).take_while(|_| counted() > before).for_each(|_| std::thread::yield_now());
     started.map_err(|e| {
         Error::Memory(format!(
             "the daemon cannot start its {threads} threads: {e}; raise the limit on processes (ulimit -u, \
