@@ -316,8 +316,12 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
             let planned = place.run(&["plan".to_owned(), fixture(name), "--vram".into(), "2MiB".into()]);
             assert!(planned.code == 0 && planned.out.contains("(100.0 %)"), "{name}: {}{}", planned.out, planned.err);
         }
-        let run = place.run(&["run".to_owned(), fixture(name), "Once".into(), "-n3".into(), "--ignore-eos".into()]);
-        assert_eq!(run.code, 0, "{name}: {}", run.err);
+        for device in [&[][..], &["--device", "virtual", "--vram", "4MiB"]] {
+            let mut args = vec!["run".to_owned(), fixture(name), "Once".into(), "-n3".into(), "--ignore-eos".into()];
+            args.extend(device.iter().map(|&arg| arg.to_owned()));
+            let run = place.run(&args);
+            assert_eq!(run.code, 0, "{name} {device:?}: {}", run.err);
+        }
     }
     let link = place.path().join(odd());
     std::os::unix::fs::symlink(&model, &link).unwrap();

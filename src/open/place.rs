@@ -6,7 +6,7 @@ use crate::engine::{ChunkCosts, Engine, ExpertCosts, Split};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::ids::PublishedId;
-use crate::model::{KvCache, KvType, Model};
+use crate::model::{KvCache, Model};
 use crate::placement::memory_plan::{PartName, Plan, streamed_bytes};
 
 pub(super) fn out_of_memory(e: OutOfMemory) -> Error {
@@ -87,8 +87,8 @@ fn open_split(
     let c = &model.config;
     let block_bytes = plan.details.block_bytes as usize;
     let kv = plan.part(PartName::Kv).bytes[Tier::Device];
-    let context = kv / KvCache::whole_bytes_for(c, 1, KvType::F16) / plan.sequences.max(1) as u64;
-    let (slots, kept) = (plan.slots(), (context as usize, plan.sequences));
+    let context = KvCache::positions_in(c, kv) / plan.sequences.max(1);
+    let (slots, kept) = (plan.slots(), (context, plan.sequences));
     // SAFETY: the store's map lives in the same engine, and is dropped after this.
     let mut split = unsafe { Split::new(device, &slots, model, kept, (plan.chunk, plan.streamed_layers), pins)? };
     if model.has_neurons() {

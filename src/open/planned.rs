@@ -89,8 +89,8 @@ pub(super) fn placed_by_file(
     plan.layers.iter_mut().zip(&file.layers).for_each(|(l, placed)| l.slots = placed.slots);
     let longer = if request.chunk.is_none() { footprint.for_chunks(plan.chunk) } else { 0 };
     let (room, kv_bytes) = (plan.limit_chunk(longer, plan.budget_bytes - needed), footprint.kv_bytes);
-    let sequences = if request.kv == KvPlace::Host { 0 } else { room / kv_bytes.max(1) };
-    plan.keep_sequences(request.sequences.max(1).min(sequences as usize), footprint);
+    let sequences = if request.kv == KvPlace::Host { 0 } else { footprint.sequences_in(room) };
+    plan.keep_sequences(request.sequences.max(1).min(sequences), footprint);
     plan.limit_streamed(room - plan.sequences as u64 * kv_bytes);
     Ok(file.layers.into_iter().map(|l| PublishedId::wrap_vec(l.neurons)).collect())
 }

@@ -7,7 +7,7 @@ use crate::engine::{Engine, Split, pinned_bytes};
 use crate::error::{Error, Result};
 use crate::formats::machine_profile::MachineProfile;
 use crate::ids::{PublishedId, SlotId};
-use crate::model::{KvCache, KvType, Model};
+use crate::model::{KvCache, Model};
 use crate::placement::memory_plan::{Footprint, KvPlace, Plan, Request, plan};
 use crate::placement::policy::{self, PlacementPolicy};
 
@@ -43,7 +43,7 @@ impl VramBudget {
 
     /// Token positions of a sequence.
     fn context(&self, model: &Model) -> usize {
-        (self.footprint.kv_bytes / KvCache::whole_bytes_for(&model.config, 1, KvType::F16)) as usize
+        KvCache::positions_in(&model.config, self.footprint.kv_bytes)
     }
 
     /// Changes the budget of a device in use to `vram` bytes, between two passes. A smaller budget is reached before this returns; for a

@@ -137,6 +137,11 @@ impl Footprint {
         }
     }
 
+    /// Sequences whose keys and values so many bytes of a device hold; none where no layer's attention is computed there.
+    pub fn sequences_in(&self, bytes: u64) -> usize {
+        bytes.checked_div(self.kv_bytes).unwrap_or(0) as usize
+    }
+
     /// Device memory that a model needs beside predictors and neurons, with one sequence.
     pub fn least_bytes(&self) -> u64 {
         self.attention_bytes + self.head_bytes + self.buffers_bytes

@@ -403,7 +403,7 @@ fn divide_room(
         Division { streamed_bytes, ffn_budget, solution: solve(problem, ffn_budget) }
     };
     if streamed_layers > 0 && request.may_displace() {
-        let sequences = request.sequences.max(1).min((room / f.kv_bytes.max(1)) as usize);
+        let sequences = request.sequences.max(1).min(f.sequences_in(room));
         return (Some(sequences), within(room - f.kv_bytes * sequences as u64));
     }
     let neurons = within(room);
@@ -411,9 +411,9 @@ fn divide_room(
     if request.kv != KvPlace::Auto || request.vram.is_none() || request.ffn_share.is_some() {
         return (None, neurons);
     }
-    let there = (room - neurons.streamed_bytes - neurons.ffn_budget) / f.kv_bytes.max(1);
+    let there = f.sequences_in(room - neurons.streamed_bytes - neurons.ffn_budget);
     let displacing = |sequences: usize| {
-        let left = room.checked_sub(f.kv_bytes * sequences as u64).filter(|_| there < sequences as u64)?;
+        let left = room.checked_sub(f.kv_bytes * sequences as u64).filter(|_| there < sequences)?;
         let fewer = within(left);
         let gain = attention_on_host_us(f, costs, machine, sequences);
         let ffn_us = |division: &Division| prices.token_ns(problem, &division.solution.batches) / 1e3;
@@ -478,9 +478,7 @@ fn divide(
         _ if f.kv_bytes == 0 => 0,
         KvPlace::Device => wanted,
         KvPlace::Host => 0,
-        KvPlace::Auto | KvPlace::Spare => {
-            kv_sequences.unwrap_or_else(|| wanted.min((rest / f.kv_bytes.max(1)) as usize))
-        }
+        KvPlace::Auto | KvPlace::Spare => kv_sequences.unwrap_or_else(|| wanted.min(f.sequences_in(rest))),
     };
     let (kv, on_host) = (f.kv_bytes * sequences as u64, f.host_kv_bytes * (wanted - sequences) as u64);
     if matches!(request.kv, KvPlace::Auto | KvPlace::Spare) {
