@@ -220,6 +220,7 @@ fn of_a_shape_with_delta_nets_and_shared_experts_all_but_chosen_experts_is_pinne
     assert_eq!(real.state_bytes, 30 * 4 * (32 * 128 * 128 + 3 * (2 * 16 + 32) * 128));
     // The state before a token, the one behind it, and those at four earlier lengths.
     assert_eq!(real.host_kv_bytes, kv_heads(2048) + 6 * real.state_bytes);
+    assert_eq!(real.position_bytes, kv_heads(1));
     // Two bytes a weight say how many there are: 35 billion, of which a token has 3, as its name says.
     let (f16, _) = footprint("qwen3.5-35b-a3b", Some(Quant::F16), 2048, KvType::F16).unwrap();
     let always = f16.attention_bytes + f16.head_bytes;
@@ -284,7 +285,6 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         trace,
         machine,
         real,
-        context: 2048,
         position: POSITION,
         vram,
         placement: Placement::Static,

@@ -47,7 +47,6 @@ fn case<'a>(trace: &'a TraceFile, machine: &'a MachineProfile, real: &'a Footpri
         trace,
         machine,
         real,
-        context: CONTEXT,
         position: POSITION,
         vram,
         placement: Placement::Static,

@@ -70,11 +70,8 @@ trait Vector: Copy {
     /// The CPU has the instructions, as for all functions here.
     unsafe fn load(from: &[f32; LANES]) -> Self;
     unsafe fn store(self, to: &mut [f32; LANES]);
-    unsafe fn times(self, other: Self) -> Self;
     /// self * other + more, rounded once where the instruction set does it so.
     unsafe fn times_plus(self, other: Self, more: Self) -> Self;
-    unsafe fn plus(self, other: Self) -> Self;
-    unsafe fn minus(self, other: Self) -> Self;
 }
 
 impl Vector for [f32; LANES] {
@@ -91,27 +88,15 @@ impl Vector for [f32; LANES] {
         *to = self;
     }
     #[inline(always)]
-    unsafe fn times(self, other: Self) -> Self {
-        std::array::from_fn(|i| self[i] * other[i])
-    }
-    #[inline(always)]
     unsafe fn times_plus(self, other: Self, more: Self) -> Self {
         std::array::from_fn(|i| self[i] * other[i] + more[i])
-    }
-    #[inline(always)]
-    unsafe fn plus(self, other: Self) -> Self {
-        std::array::from_fn(|i| self[i] + other[i])
-    }
-    #[inline(always)]
-    unsafe fn minus(self, other: Self) -> Self {
-        std::array::from_fn(|i| self[i] - other[i])
     }
 }
 
 /// The vectors of an instruction set: so many registers of a type, so many numbers each.
 #[cfg(target_arch = "x86_64")]
 macro_rules! registers {
-    ($register:ty, $count:literal, $each:literal, $splat:ident, $load:ident, $store:ident, $times:ident, $fused:ident, $plus:ident, $minus:ident) => {
+    ($register:ty, $count:literal, $each:literal, $splat:ident, $load:ident, $store:ident, $fused:ident) => {
         impl Vector for [$register; $count] {
             #[inline(always)]
             fn splat(x: f32) -> Self {
@@ -133,66 +118,19 @@ macro_rules! registers {
                 }
             }
             #[inline(always)]
-            unsafe fn times(self, other: Self) -> Self {
-                let mut out = self;
+            unsafe fn times_plus(mut self, other: Self, more: Self) -> Self {
                 for i in 0..$count {
-                    out[i] = unsafe { $times(self[i], other[i]) };
+                    self[i] = unsafe { $fused(self[i], other[i], more[i]) };
                 }
-                out
-            }
-            #[inline(always)]
-            unsafe fn times_plus(self, other: Self, more: Self) -> Self {
-                let mut out = self;
-                for i in 0..$count {
-                    out[i] = unsafe { $fused(self[i], other[i], more[i]) };
-                }
-                out
-            }
-            #[inline(always)]
-            unsafe fn plus(self, other: Self) -> Self {
-                let mut out = self;
-                for i in 0..$count {
-                    out[i] = unsafe { $plus(self[i], other[i]) };
-                }
-                out
-            }
-            #[inline(always)]
-            unsafe fn minus(self, other: Self) -> Self {
-                let mut out = self;
-                for i in 0..$count {
-                    out[i] = unsafe { $minus(self[i], other[i]) };
-                }
-                out
+                self
             }
         }
     };
 }
 #[cfg(target_arch = "x86_64")]
-registers!(
-    __m256,
-    2,
-    8,
-    _mm256_set1_ps,
-    _mm256_loadu_ps,
-    _mm256_storeu_ps,
-    _mm256_mul_ps,
-    _mm256_fmadd_ps,
-    _mm256_add_ps,
-    _mm256_sub_ps
-);
+registers!(__m256, 2, 8, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps);
 #[cfg(target_arch = "x86_64")]
-registers!(
-    __m512,
-    1,
-    16,
-    _mm512_set1_ps,
-    _mm512_loadu_ps,
-    _mm512_storeu_ps,
-    _mm512_mul_ps,
-    _mm512_fmadd_ps,
-    _mm512_add_ps,
-    _mm512_sub_ps
-);
+registers!(__m512, 1, 16, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps);
 
 /// The delta rule with U sums side by side, which do not wait for each other.
 #[inline(always)]
@@ -222,14 +160,16 @@ unsafe fn delta_rule<V: Vector, const U: usize>(
                     seen[u] = row.times_plus(V::splat(query[u]), seen[u]);
                 }
             }
+            let (zero, one, decay) = (V::splat(0.0), V::splat(1.0), V::splat(decay));
             for u in 1..U {
-                (had[0], seen[0]) = (had[0].plus(had[u]), seen[0].plus(seen[u]));
+                (had[0], seen[0]) = (had[0].times_plus(one, had[u]), seen[0].times_plus(one, seen[u]));
             }
-            let decay = V::splat(decay);
-            let added = V::splat(beta).times(V::load(value).minus(decay.times(had[0])));
-            V::splat(key_query).times_plus(added, decay.times(seen[0])).store(&mut *out.add(t * out_stride).cast());
+            let missing = V::splat(-1.0).times_plus(decay.times_plus(had[0], zero), V::load(value));
+            let added = V::splat(beta).times_plus(missing, zero);
+            let out = &mut *out.add(t * out_stride).cast();
+            V::splat(key_query).times_plus(added, decay.times_plus(seen[0], zero)).store(out);
             for (row, &key) in state.iter_mut().zip(key) {
-                added.times_plus(V::splat(key), decay.times(V::load(row))).store(row);
+                added.times_plus(V::splat(key), decay.times_plus(V::load(row), zero)).store(row);
             }
         }
     }

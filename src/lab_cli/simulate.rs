@@ -279,7 +279,6 @@ fn case<'a>(args: &Args, trace: &'a TraceFile, machine: &'a MachineProfile, real
         trace,
         machine,
         real,
-        context: CONTEXT,
         position: args.position,
         vram: None,
         placement: args.placement.unwrap_or(Placement::Static),

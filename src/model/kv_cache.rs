@@ -66,6 +66,11 @@ impl KvCache {
         layers.map(|layer| positions::bytes_for(&layer, context, kind)).fold(0, u64::saturating_add)
     }
 
+    /// Bytes of the keys and values of one position in all layers, which a token reads of each that it sees.
+    pub fn position_bytes(config: &ModelConfig, kind: KvType) -> u64 {
+        config.attentions().map(|layer| positions::bytes_for(&layer, 1, kind)).sum()
+    }
+
     /// Positions whose keys and values so many bytes of a device hold, in f16; none where no layer's attention is computed there.
     pub fn positions_in(config: &ModelConfig, bytes: u64) -> usize {
         bytes.checked_div(KvCache::whole_bytes_for(config, 1, KvType::F16)).unwrap_or(0) as usize

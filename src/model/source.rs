@@ -328,8 +328,9 @@ impl Source {
 
     /// A tensor by its name and part; a directory's selection bias is a name of its own, and the decays of a delta net have no part.
     fn tensor(&self, stem: &str, part: &str) -> Option<TensorView<'_>> {
-        let names = [format!("{stem}.{part}"), format!("{stem}_{part}"), stem.to_owned()];
-        names.iter().find_map(|name| self.tensors.get(name))
+        let bare = || self.tensors.get(stem).filter(|_| part == "weight");
+        let with = |between: &str| self.tensors.get(&format!("{stem}{between}{part}"));
+        with(".").or_else(|| with("_")).or_else(bare)
     }
 
     pub(super) fn find_named(&self, stem: &str, part: &str, wanted: &[usize]) -> Result<TensorView<'_>> {

@@ -46,6 +46,8 @@ pub struct Footprint {
     pub kv_bytes: u64,
     /// The same in host memory, where layers with a window keep less.
     pub host_kv_bytes: u64,
+    /// Bytes of the keys and values of one position, wherever they are.
+    pub position_bytes: u64,
     /// Layers in which host and device wait for each other once more for attention on the host.
     pub attention_waits: usize,
     /// Bytes of the states that layers without attention have of one sequence, in host memory; a token reads and writes all of them.
@@ -117,6 +119,7 @@ impl Footprint {
                 .map(|tokens| [false, true].map(|attends| working_bytes(c, tokens) + pinned_bytes(c, tokens, attends))),
             kv_bytes: KvCache::whole_bytes_for(c, context, kv),
             host_kv_bytes: KvCache::bytes_for(c, context, kv),
+            position_bytes: KvCache::position_bytes(c, kv),
             attention_waits: (0..c.layers).filter(|&l| !c.layer(l).norms.parallel()).count(),
             state_bytes: c.mixers().map(|m| m.kept() * size_of::<f32>()).sum::<usize>() as u64,
             block_weights: block_weights(c) as u64,

@@ -100,7 +100,7 @@ pub enum PartName {
     Predictors,
     /// Keys and values of all sequences.
     Kv,
-    /// Working memory of a pass, and the states of all sequences in layers of linear attention.
+    /// Working memory of a pass.
     Buffers,
     /// Neuron blocks in slots; the host has all of them.
     FfnSlots,

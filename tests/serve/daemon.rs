@@ -2,7 +2,7 @@
 
 use crate::ended::ended;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -66,6 +66,16 @@ pub fn command(dir: &Path, args: &[&str]) -> Command {
     command.env_clear().env("PATH", "/usr/bin:/bin").env("XDG_CACHE_HOME", cache).env("HOME", dir);
     command.env("XDG_RUNTIME_DIR", dir).env("RUST_BACKTRACE", "0");
     command
+}
+
+/// Parameters of a function that tells the weather.
+pub fn forecast() -> Json {
+    json!({
+        "type": "object",
+        "properties": {"place": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["place", "days"],
+        "additionalProperties": false,
+    })
 }
 
 /// A copy of the demo model with one of its files changed.

@@ -1,18 +1,13 @@
 //! The forms of answers: what of a schema is kept to and what is only said not to be, calls beside JSON, and white space.
 
-use crate::daemon::{Answer, Daemon};
+use crate::daemon::{Answer, Daemon, forecast};
 use serde_json::{Value as Json, json};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
 fn weather() -> Json {
-    let parameters = json!({
-        "type": "object",
-        "properties": {"place": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-        "required": ["place", "days"],
-        "additionalProperties": false,
-    });
+    let parameters = forecast();
     json!({"type": "function", "function": {"name": "weather", "parameters": parameters}})
 }
 

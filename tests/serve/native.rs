@@ -1,6 +1,6 @@
 //! Functions and thoughts by the model's own chat template: what goes into the prompt, and what of the answer comes as calls and thoughts.
 
-use crate::daemon::{Answer, Daemon, command};
+use crate::daemon::{Answer, Daemon, command, forecast};
 use crate::templates::serve;
 use serde_json::{Value as Json, json};
 use std::io::Write;
@@ -19,12 +19,7 @@ const TEMPLATE: &str = "{% for tool in tools or [] %}T{{ tool.function.name }}:{
 {% if enable_thinking or reasoning_effort == 'max' %}<think>\n{% endif %}{% endif %}";
 
 fn weather() -> Json {
-    let parameters = json!({
-        "type": "object",
-        "properties": {"place": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-        "required": ["place", "days"],
-        "additionalProperties": false,
-    });
+    let parameters = forecast();
     json!({"type": "function", "function": {"name": "weather", "description": "The forecast.", "parameters": parameters}})
 }
 

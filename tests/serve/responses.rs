@@ -1,17 +1,12 @@
 //! The newer API with functions, as agents use it: what they send, what they get, and what they send back.
 
-use crate::daemon::{Answer, Daemon};
+use crate::daemon::{Answer, Daemon, forecast};
 use serde_json::{Value as Json, json};
 
 const RESPONSES: &str = "/v1/responses";
 
 fn weather() -> Json {
-    let parameters = json!({
-        "type": "object",
-        "properties": {"place": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-        "required": ["place", "days"],
-        "additionalProperties": false,
-    });
+    let parameters = forecast();
     json!({"type": "function", "name": "weather", "description": "The forecast.", "parameters": parameters, "strict": true})
 }
 

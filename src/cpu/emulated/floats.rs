@@ -15,7 +15,6 @@ lanewise! {
         _mm256_max_ps |a, b| max(a, b);
         _mm256_min_ps |a, b| min(a, b);
         _mm256_mul_ps |a, b| a * b;
-        _mm256_sub_ps |a, b| a - b;
     }
     __m256 as [u32; 8] {
         _mm256_and_ps |a, b| a & b;

@@ -25,8 +25,6 @@ pub struct Case<'a> {
     pub machine: &'a MachineProfile,
     /// Sizes of the real model, which may be larger than the trace.
     pub real: &'a Footprint,
-    /// Token positions that `real.kv_bytes` has room for.
-    pub context: usize,
     /// Mean number of token positions whose keys and values a token reads.
     pub position: usize,
     /// Device memory for everything, bytes; `None` is no device.
@@ -69,7 +67,7 @@ impl Case<'_> {
     }
 
     fn kv_read(&self) -> u64 {
-        self.real.kv_bytes / self.context.max(1) as u64 * self.position as u64
+        self.real.position_bytes * self.position as u64
     }
 
     /// That each text has a prompt of so many tokens, and a token behind it.

@@ -58,6 +58,7 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         host_chunk_bytes: real.host_chunk_bytes,
         kv_bytes: part(real.kv_bytes),
         host_kv_bytes: part(real.host_kv_bytes),
+        position_bytes: part(real.position_bytes),
         attention_waits: (real.attention_waits as f64 * per_layer).round() as usize,
         state_bytes: part(real.state_bytes),
         block_weights: (real.block_weights as f64 * real.ffn as f64 / ffn as f64).round() as u64,

@@ -377,7 +377,7 @@ fn compare_256(law: &mut Law) {
             _mm256_permute2x128_si256[0x20 0x31 0x13 0x08], _mm256_permutevar8x32_epi32, _mm256_permutevar8x32_ps,
             _mm256_sad_epu8, _mm256_set_m128i, _mm256_shuffle_epi8, _mm256_shuffle_ps[0b10_00_10_00 0x44 0xee 0x1b],
             _mm256_sign_epi8, _mm256_sll_epi16, _mm256_sll_epi32, _mm256_sllv_epi32, _mm256_srl_epi16,
-            _mm256_srlv_epi32, _mm256_srlv_epi64, _mm256_sub_epi16, _mm256_sub_epi32, _mm256_sub_epi8, _mm256_sub_ps,
+            _mm256_srlv_epi32, _mm256_srlv_epi64, _mm256_sub_epi16, _mm256_sub_epi32, _mm256_sub_epi8,
             _mm256_unpackhi_epi16, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpackhi_epi8,
             _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_epi16, _mm256_unpacklo_epi32,
             _mm256_unpacklo_epi64, _mm256_unpacklo_epi8, _mm256_unpacklo_pd, _mm256_unpacklo_ps, _mm256_xor_ps,
