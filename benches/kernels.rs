@@ -5,6 +5,7 @@
 //! Run: cargo bench --bench kernels
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use dynamicinfer::cpu::recurrence::{Gates, LANES, Tokens};
 use dynamicinfer::cpu::{Columns, Isa, Kernels, MAX_AXPY_ROWS, Rows};
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::prng::Prng;
@@ -73,5 +74,31 @@ fn kernels(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, kernels);
+/// The state of sixteen numbers of a head's values, through one token and through many.
+fn recurrences(criterion: &mut Criterion) {
+    const KEYS: usize = 128;
+    let mut rng = Prng::new(1);
+    for n in [1, 64] {
+        let numbers: Vec<f32> = (0..n * KEYS).map(|_| (rng.next_f64() as f32 - 0.5) * 0.1).collect();
+        let gates = vec![Gates { decay: 0.9, beta: 0.5, key_query: 0.1 }; n];
+        let (mut state, mut out) = ([[0.0; LANES]; KEYS], vec![0.0; n * LANES]);
+        for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
+            let mut group = criterion.benchmark_group("recurrences");
+            group.throughput(Throughput::Elements(n as u64)).sample_size(20);
+            group.bench_function(BenchmarkId::new(format!("delta rule x{n}"), kernels.isa.name()), |b| {
+                b.iter(|| {
+                    let [queries, keys, values] = [&numbers[..]; 3];
+                    let tokens = Tokens { queries, keys, values, stride: KEYS, gates: &gates };
+                    // SAFETY: each token has a place for its outputs; the kernels are supported here.
+                    unsafe {
+                        (kernels.recurrences.delta_rule)(black_box(&mut state), tokens, n, out.as_mut_ptr(), LANES)
+                    };
+                })
+            });
+            group.finish();
+        }
+    }
+}
+
+criterion_group!(benches, kernels, recurrences);
 criterion_main!(benches);

@@ -236,6 +236,9 @@ fn of_a_shape_with_delta_nets_and_shared_experts_all_but_chosen_experts_is_pinne
     let (one, nine) = (of(1), of(9));
     assert_eq!(one.without_neurons_bytes, real.least_bytes());
     assert_eq!((one.sequences, nine.without_neurons_bytes), (0, one.without_neurons_bytes));
+    let forced = Request { kv: KvPlace::Device, ..request(8 * GIB) };
+    let refused = plan(&real, &counts, &machine("rtx-3060-12gb"), &forced).unwrap_err().to_string();
+    assert!(refused.contains("take --kv-place host"), "{refused}");
     assert!(one.total_bytes <= 8 * GIB && nine.total_bytes <= 8 * GIB);
 }
 

@@ -23,10 +23,8 @@ pub struct Tokens<'a> {
     pub values: &'a [f32],
     /// Numbers from a token to the next.
     pub stride: usize,
-    /// The gates of token t are number `t * gate_stride`.
+    /// `[n]`
     pub gates: &'a [Gates],
-    /// Gates from a token to the next.
-    pub gate_stride: usize,
 }
 
 /// What a token does to the state of a head.
@@ -147,7 +145,7 @@ unsafe fn delta_rule<V: Vector, const U: usize>(
         let at = t * tokens.stride;
         let (key, query) = (&tokens.keys[at..][..keys], &tokens.queries[at..][..keys]);
         let value: &[f32; LANES] = tokens.values[at..].first_chunk().expect("the values of these lanes");
-        let Gates { decay, beta, key_query } = tokens.gates[t * tokens.gate_stride];
+        let Gates { decay, beta, key_query } = tokens.gates[t];
         // SAFETY: the caller's promises.
         unsafe {
             // What the state has for the key, and for the query.

@@ -4,6 +4,7 @@ use super::positions::{TokenPosition, runs};
 use crate::cpu::recurrence::{Gates, LANES, Tokens};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Kernels, ThreadPool};
+use crate::exp::{sigmoid, silu};
 use crate::model::layer::DeltaNet;
 use crate::model::recurrence::Recurrence;
 use crate::model::{KvCache, Turn};
@@ -19,7 +20,7 @@ const EPSILON: f32 = 1e-6;
 pub(super) struct DeltaRoom {
     /// Queries, keys and values behind the convolution, `[heads, n, head_dim]`: what a head reads lies together.
     convolved: Vec<f32>,
-    /// `[n, value_heads]`
+    /// `[value_heads, n]`
     gates: Vec<Gates>,
 }
 
@@ -45,7 +46,7 @@ pub(super) fn delta_net(
     room: &mut DeltaRoom,
     out: &mut [f32],
 ) {
-    let (form, rows) = (net.form, projected.len() / positions.len());
+    let (form, rows) = (net.form, net.form.rows());
     for run in runs(positions) {
         let TokenPosition { sequence, position } = positions[run.start];
         let Turn { from, to } = caches[sequence].state(net.layer, position);
@@ -61,7 +62,7 @@ pub(super) fn delta_net(
     }
 }
 
-/// Queries, keys and values behind the convolution, and the gates of each head. `columns` are the inputs of the convolution before the tokens.
+/// Queries, keys and values behind the convolution. `columns` are the inputs of the convolution before the tokens.
 fn prepare(
     (pool, kernels): (&mut ThreadPool, &Kernels),
     net: Net<'_>,
@@ -72,8 +73,7 @@ fn prepare(
     let Net { form, weights, .. } = net;
     let DeltaNet { key_heads, value_heads, head_dim: dim, taps, .. } = form;
     let (channels, heads) = (form.channels(), 2 * key_heads + value_heads);
-    let n = room.convolved.len() / channels;
-    let rows = projected.len() / n;
+    let (n, rows) = (projected.len() / form.rows(), form.rows());
     // The inputs of the convolution at `taps - 1 - tap` positions before token t.
     let input = |t: usize, tap: usize| match (t + tap + 1).checked_sub(taps) {
         Some(t) => &projected[t * rows..][..channels],
@@ -81,7 +81,7 @@ fn prepare(
     };
     // Heads of a token are divided among threads where there are few tokens.
     let parts = if n < pool.threads() { pool.threads().min(heads) } else { 1 };
-    let (convolved, gates) = (Parts::new(&mut room.convolved), Parts::new(&mut room.gates));
+    let convolved = Parts::new(&mut room.convolved);
     pool.run(n * parts, |_, task| {
         let (t, part) = (task / parts, task % parts);
         for head in part * heads / parts..(part + 1) * heads / parts {
@@ -102,25 +102,7 @@ fn prepare(
             }
         }
     });
-    let numbers = &room.convolved;
-    pool.run(n.div_ceil(TOKENS), |_, task| {
-        for t in task * TOKENS..n.min((task + 1) * TOKENS) {
-            // SAFETY: each task has tokens of its own.
-            let gates = unsafe { gates.part(t * value_heads..(t + 1) * value_heads) };
-            let [beta, alpha] = [2, 1].map(|last| &projected[(t + 1) * rows - last * value_heads..][..value_heads]);
-            for (head, gate) in gates.iter_mut().enumerate() {
-                let step = softplus(alpha[head] + weights.step_bias[head]);
-                let of = |first: usize| &numbers[((first + form.key_head(head)) * n + t) * dim..][..dim];
-                let key_query = math::sum(of(0).iter().zip(of(key_heads)).map(|(q, k)| q * k));
-                let beta = 1.0 / (1.0 + (-beta[head]).exp());
-                *gate = Gates { decay: (weights.decay[head] * step).exp(), beta, key_query };
-            }
-        }
-    });
 }
-
-/// Tokens whose gates a task computes: fewer take less time than handing them to another thread.
-const TOKENS: usize = 16;
 
 /// ln(1 + e^x)
 fn softplus(x: f32) -> f32 {
@@ -131,8 +113,7 @@ fn softplus(x: f32) -> f32 {
 /// The inputs of the convolution at the last positions are kept for the next tokens.
 fn keep_columns(form: DeltaNet, from: Option<&[f32]>, to: &mut [f32], projected: &[f32]) {
     let (channels, kept) = (form.channels(), form.taps - 1);
-    let rows = form.channels() + form.values() + 2 * form.value_heads;
-    let n = projected.len() / rows;
+    let (n, rows) = (projected.len() / form.rows(), form.rows());
     // Those that are kept from before the tokens move to the front.
     let old = kept.saturating_sub(n);
     let before = (kept - old) * channels..kept * channels;
@@ -146,23 +127,33 @@ fn keep_columns(form: DeltaNet, from: Option<&[f32]>, to: &mut [f32], projected:
     }
 }
 
-/// The recurrence of each head over all tokens of a sequence, the norm of what it makes, and its gate.
+/// The gates and the recurrence of each head over all tokens of a sequence, the norm of what it makes, and its gate.
 fn recur(
     (pool, kernels): (&mut ThreadPool, &Kernels),
     net: Net<'_>,
     (from, to): (Option<&[f32]>, &mut [f32]),
     projected: &[f32],
-    room: &DeltaRoom,
+    room: &mut DeltaRoom,
     out: &mut [f32],
 ) {
     let Net { form, weights, epsilon, .. } = net;
     let DeltaNet { key_heads, value_heads, head_dim: dim, .. } = form;
     let (channels, values) = (form.channels(), form.values());
-    let n = out.len() / values;
-    let rows = projected.len() / n;
+    let (n, rows) = (projected.len() / form.rows(), form.rows());
     let (out, to, tile) = (Parts::new(out), Parts::new(to), dim * LANES);
-    let of_head = |head: usize| &room.convolved[head * n * dim..(head + 1) * n * dim];
+    let (convolved, gates) = (&room.convolved, Parts::new(&mut room.gates));
+    let of_head = |head: usize| &convolved[head * n * dim..(head + 1) * n * dim];
     pool.run(value_heads, |_, head| {
+        let (queries, keys) = (of_head(form.key_head(head)), of_head(key_heads + form.key_head(head)));
+        // SAFETY: each task has gates of its own.
+        let gates = unsafe { gates.part(head * n..(head + 1) * n) };
+        let each = queries.chunks_exact(dim).zip(keys.chunks_exact(dim)).zip(projected.chunks_exact(rows));
+        for (((query, key), projected), gates) in each.zip(&mut *gates) {
+            let [beta, alpha] = [2, 1].map(|last| projected[rows - last * value_heads + head]);
+            let step = softplus(alpha + weights.step_bias[head]);
+            let key_query = math::sum(query.iter().zip(key).map(|(q, k)| q * k));
+            *gates = Gates { decay: (weights.decay[head] * step).exp(), beta: sigmoid(beta), key_query };
+        }
         for first in (0..dim).step_by(LANES) {
             let at = head * dim * dim + first * dim..head * dim * dim + first * dim + tile;
             // SAFETY: each task has a head's state and outputs of its own.
@@ -170,14 +161,7 @@ fn recur(
             if let Some(from) = from {
                 state.copy_from_slice(&from[at]);
             }
-            let tokens = Tokens {
-                queries: of_head(form.key_head(head)),
-                keys: of_head(key_heads + form.key_head(head)),
-                values: &of_head(2 * key_heads + head)[first..],
-                stride: dim,
-                gates: &room.gates[head..],
-                gate_stride: value_heads,
-            };
+            let tokens = Tokens { queries, keys, values: &of_head(2 * key_heads + head)[first..], stride: dim, gates };
             let state = state.as_chunks_mut::<LANES>().0;
             // SAFETY: as above; each token has `values` outputs, and the kernels are for this machine.
             unsafe {
@@ -191,7 +175,7 @@ fn recur(
             let gate = &projected[t * rows + channels + head * dim..][..dim];
             let scale = 1.0 / (math::sum(out.iter().map(|x| x * x)) / dim as f32 + epsilon).sqrt();
             for ((out, w), z) in out.iter_mut().zip(&weights.norm).zip(gate) {
-                *out = *out * scale * w * crate::exp::silu(*z);
+                *out = *out * scale * w * silu(*z);
             }
         }
     });

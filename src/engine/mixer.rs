@@ -3,7 +3,7 @@
 use super::attention::{self, attention};
 use super::convolution::convolve;
 use super::delta::{DeltaRoom, Net, delta_net};
-use super::positions::TokenPosition;
+use super::positions::{TokenPosition, runs};
 use crate::cpu::attend::AttendScratch;
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
@@ -63,7 +63,7 @@ fn apply_gate(pool: &mut ThreadPool, a: Attention<'_>, projected: &[f32], out: &
 /// Bytes that the mixer of layer `l` reads for these tokens beside its matrices, and its multiplications and additions where they are many, each
 /// counted: what a clock that is made of rates takes for it.
 pub(super) fn work(mixer: Mixer<'_>, positions: &[TokenPosition]) -> (u64, u64) {
-    let (n, state) = (positions.len(), 2 * size_of::<f32>() * mixer.kept());
+    let (n, state) = (positions.len(), runs(positions).count() * 2 * size_of::<f32>() * mixer.kept());
     let (bytes, each) = match mixer {
         Mixer::Attention(a) => return attention::work(&a, positions),
         Mixer::Convolution(form) => (state, 2 * (form.taps + 2) * form.hidden),

@@ -299,6 +299,11 @@ impl DeltaNet {
         self.value_heads * self.head_dim
     }
 
+    /// Rows of its input matrices: q, k, v, z, beta and alpha.
+    pub const fn rows(&self) -> usize {
+        self.channels() + self.values() + 2 * self.value_heads
+    }
+
     /// The head of keys that a head of values belongs to.
     pub const fn key_head(&self, value_head: usize) -> usize {
         if self.tiled { value_head % self.key_heads } else { value_head / (self.value_heads / self.key_heads) }

@@ -85,7 +85,7 @@ impl KvCache {
         config.attentions().try_for_each(|layer| kind.check(layer.head_dim))?;
         let layers = config.mixers().map(|mixer| match mixer {
             Mixer::Attention(layer) => Positions::new(&layer, context, kind).map(State::Positions),
-            mixer => Some(State::Recurrent(Recurrent::new(mixer.kept()))),
+            mixer => Recurrent::new(mixer.kept()).map(State::Recurrent),
         });
         let layers = layers.collect();
         let no_room = || Error::Memory(format!("there is no memory for the keys and values of {context} positions"));

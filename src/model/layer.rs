@@ -79,19 +79,20 @@ impl<'a> Mixer<'a> {
         }
     }
 
-    /// The matrices of its input, each with the name that a store has for it and its rows. Those without rows are not there. Of a convolution b, c
-    /// and x are one, of a delta net q, k and v.
-    pub fn inputs(&self) -> [(&'static str, usize); 4] {
-        match self {
+    /// The matrices of its input, each with the name that a store has for it and its rows. Of a convolution b, c and x are one, of a delta net q,
+    /// k and v.
+    pub fn inputs(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        let all = match self {
             Mixer::Attention(a) => [("q", a.q_dim()), ("g", a.gate_dim()), ("k", a.kv_dim()), ("v", a.kv_dim())],
             Mixer::Convolution(convolution) => [("q", 3 * convolution.hidden), ("", 0), ("", 0), ("", 0)],
             Mixer::Delta(d) => [("q", d.channels()), ("z", d.values()), ("b", d.value_heads), ("a", d.value_heads)],
-        }
+        };
+        all.into_iter().filter(|&(_, rows)| rows > 0)
     }
 
     /// Rows of its input matrices together.
     pub fn rows(&self) -> usize {
-        self.inputs().iter().map(|(_, rows)| rows).sum()
+        self.inputs().map(|(_, rows)| rows).sum()
     }
 
     /// What its output matrix reads.

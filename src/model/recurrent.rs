@@ -1,5 +1,7 @@
 //! What a layer that is no attention remembers of a sequence: numbers of a fixed count, which each token replaces.
 
+use bytemuck::allocation::try_zeroed_vec;
+
 /// States of earlier lengths that are kept, so that a text can be cut back to one of them.
 pub(super) const SAVED: usize = 4;
 
@@ -20,14 +22,20 @@ pub(super) struct Recurrent {
     next: Vec<f32>,
     /// Whether a pass has begun.
     begun: bool,
-    /// Behind earlier lengths, in the order of [`super::KvCache`]'s list of them.
-    saved: Vec<Vec<f32>>,
+    /// Behind earlier lengths, in the order of [`super::KvCache`]'s list of them: the first `kept`.
+    saved: [Vec<f32>; SAVED],
+    kept: usize,
 }
 
 impl Recurrent {
-    /// Of an empty text: `numbers` zeros.
-    pub fn new(numbers: usize) -> Recurrent {
-        Recurrent { now: vec![0.0; numbers], next: vec![0.0; numbers], ..Recurrent::default() }
+    /// Of an empty text: `numbers` zeros. `None` if the system does not give that much address space.
+    pub fn new(numbers: usize) -> Option<Recurrent> {
+        let zeros = || try_zeroed_vec(numbers).ok();
+        let mut state = Recurrent { now: zeros()?, next: zeros()?, ..Recurrent::default() };
+        for saved in &mut state.saved {
+            *saved = zeros()?;
+        }
+        Some(state)
     }
 
     /// Bytes of a state of so many numbers with all that is kept of it.
@@ -50,32 +58,32 @@ impl Recurrent {
 
     /// Keeps the state, in place of the oldest where there are [`SAVED`] already.
     pub fn save(&mut self) {
-        if self.saved.len() == SAVED {
+        if self.kept == SAVED {
             self.saved.rotate_left(1);
-            self.saved[SAVED - 1].copy_from_slice(&self.now);
-        } else {
-            self.saved.push(self.now.clone());
+            self.kept -= 1;
         }
+        self.saved[self.kept].copy_from_slice(&self.now);
+        self.kept += 1;
     }
 
     /// Becomes the kept state of this number, and forgets later ones.
     pub fn restore(&mut self, number: usize) {
         self.now.copy_from_slice(&self.saved[number]);
         self.begun = false;
-        self.saved.truncate(number + 1);
+        self.kept = number + 1;
     }
 
     /// Forgets the text.
     pub fn clear(&mut self) {
         self.now.fill(0.0);
         self.begun = false;
-        self.saved.clear();
+        self.kept = 0;
     }
 
     /// Becomes another's state, or the one of this number that it keeps.
     pub fn copy_from(&mut self, other: &Recurrent, number: Option<usize>) {
         self.now.copy_from_slice(number.map_or(&other.now, |number| &other.saved[number]));
         self.begun = false;
-        self.saved.clear();
+        self.kept = 0;
     }
 }

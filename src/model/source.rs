@@ -275,7 +275,7 @@ impl Source {
         let mixer = c.mixer(layer);
         let of = |of: fn(&Attention<'_>) -> usize| mixer.attention().map_or(0, |attention| of(&attention));
         let delta = |of: fn(&DeltaNet) -> usize| mixer.delta().map_or(0, |delta| of(&delta));
-        let [(_, first), ..] = mixer.inputs();
+        let first = mixer.inputs().next().map_or(0, |(_, rows)| rows);
         match role {
             Role::Embed | Role::Head => vec![c.vocab, c.hidden],
             Role::Positions => vec![self.position_rows(), c.hidden],

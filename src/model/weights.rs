@@ -363,8 +363,7 @@ impl Sections<'_> {
         if self.0.section(&name("q")).is_none() {
             return Ok(Stacked::new(vec![self.matrix(&name("qkv"), mixer.rows(), c.hidden)?]));
         }
-        let parts = mixer.inputs().into_iter().filter(|&(_, rows)| rows > 0);
-        let parts = parts.map(|(part, rows)| self.matrix(&name(part), rows, c.hidden));
+        let parts = mixer.inputs().map(|(part, rows)| self.matrix(&name(part), rows, c.hidden));
         Ok(Stacked::new(parts.collect::<Result<_>>()?))
     }
 

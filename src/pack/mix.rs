@@ -147,11 +147,13 @@ impl Mix {
             Role::V => values(),
             // Falcon's three are published as one matrix.
             Role::Q | Role::K if falcon => values(),
-            Role::O => by_layer(table.output[usize::from(falcon)]),
+            Role::O | Role::MixerOut => by_layer(table.output[usize::from(falcon)]),
+            // What decides how much of a state stays.
+            Role::DeltaBeta | Role::DeltaAlpha => Q8_0,
             Role::Down => by_layer(table.down[usize::from(falcon)]),
             _ => table.main,
         };
-        fitting(kind, if role == Role::O { c.mixer(layer).cols() } else { c.hidden })
+        fitting(kind, if matches!(role, Role::O | Role::MixerOut) { c.mixer(layer).cols() } else { c.hidden })
     }
 }
 

@@ -48,8 +48,7 @@ pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
     }
     for layer in 0..c.layers {
         let (inputs, output) = Role::of_mixer(c.mixer(layer));
-        let parts = c.mixer(layer).inputs().into_iter().filter(|&(_, rows)| rows > 0);
-        for (&role, (_, rows)) in inputs.iter().zip(parts) {
+        for (&role, (_, rows)) in inputs.iter().zip(c.mixer(layer).inputs()) {
             sum += bytes(role, layer, rows, c.hidden)?;
         }
         sum += bytes(output, layer, c.hidden, c.mixer(layer).cols())?;
@@ -178,8 +177,7 @@ impl Job<'_> {
         if self.have_one_type(&qkv)? {
             self.rows(writer, &name("qkv"), c.hidden, &qkv)?;
         } else {
-            let parts = c.mixer(layer).inputs().into_iter().filter(|&(_, rows)| rows > 0);
-            for ((part, _), role) in parts.zip(qkv) {
+            for ((part, _), role) in c.mixer(layer).inputs().zip(qkv) {
                 self.rows(writer, &name(part), c.hidden, &[role])?;
             }
         }
@@ -231,17 +229,20 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
         let why = "this model's attention has sinks, which no store holds: it is read where it lies; give its GGUF";
         return Err(Error::Usage(why.into()));
     }
-    let (inputs, output) = Role::of_mixer(c.mixer(0));
-    let rows = [Role::Embed, Role::Up, Role::Down].into_iter().chain(inputs.iter().copied());
+    let mixers: Vec<(&[Role], Role)> = c.mixers().map(Role::of_mixer).collect();
+    let inputs =
+        mixers.iter().enumerate().flat_map(|(layer, (inputs, _))| inputs.iter().map(move |&role| (role, layer)));
+    let outputs = mixers.iter().enumerate().map(|(layer, &(_, output))| (output, layer, c.mixer(layer).cols()));
     // Rows of clusters are the source's, which lie in it as they are; experts have been looked at.
     let not_here = |role: Role| match role {
         Role::Up => c.form.experts.is_some(),
         Role::Down => c.form.experts.is_some() || types == Types::Clusters,
         _ => false,
     };
-    let rows = rows.filter(|role| !not_here(*role)).map(|role| (role, c.hidden));
-    for (role, cols) in rows.chain(c.mixers().map(|m| (output, m.cols()))) {
-        let quant = types.of(source, role, 0)?;
+    let others = [Role::Embed, Role::Up, Role::Down].into_iter().filter(|role| !not_here(*role)).map(|role| (role, 0));
+    let rows = others.chain(inputs).map(|(role, layer)| (role, layer, c.hidden));
+    for (role, layer, cols) in rows.chain(outputs) {
+        let quant = types.of(source, role, layer)?;
         if !cols.is_multiple_of(quant.unit()) {
             return Err(Error::Usage(format!(
                 "{} needs rows of a multiple of {} numbers, and this model has {} and {}; pack it with --quant {}",

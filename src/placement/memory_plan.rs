@@ -225,6 +225,12 @@ impl Plan {
 pub fn plan(footprint: &Footprint, counts: &[Vec<u64>], machine: &MachineProfile, request: &Request) -> Result<Plan> {
     let (f, request) = (footprint, &request.within_host(footprint));
     assert!(counts.len() == f.layers && counts.iter().all(|of| of.len() == f.ffn || of.is_empty()));
+    if request.kv == KvPlace::Device && f.kv_bytes == 0 {
+        return Err(Error::Usage(
+            "no attention of this model is computed on a device, which therefore holds no keys and values: take --kv-place host"
+                .into(),
+        ));
+    }
     let sequences = request.sequences.max(1);
     let kv_bytes = f.kv_bytes * sequences as u64;
     let kv_first = if request.kv == KvPlace::Device { kv_bytes } else { 0 };
@@ -408,7 +414,7 @@ fn divide_room(
     }
     let neurons = within(room);
     // Without a budget there is as much as the neurons take, and a share is a number of neurons that was asked for.
-    if request.kv != KvPlace::Auto || request.vram.is_none() || request.ffn_share.is_some() {
+    if request.kv != KvPlace::Auto || request.vram.is_none() || request.ffn_share.is_some() || f.kv_bytes == 0 {
         return (None, neurons);
     }
     let there = f.sequences_in(room - neurons.streamed_bytes - neurons.ffn_budget);
@@ -474,8 +480,6 @@ fn divide(
 ) -> (usize, Vec<PlanPart>) {
     let wanted = request.sequences.max(1);
     let sequences = match request.kv {
-        // No layer's attention is computed there.
-        _ if f.kv_bytes == 0 => 0,
         KvPlace::Device => wanted,
         KvPlace::Host => 0,
         KvPlace::Auto | KvPlace::Spare => kv_sequences.unwrap_or_else(|| wanted.min(f.sequences_in(rest))),
