@@ -10,6 +10,7 @@ pub mod gguf;
 pub mod gguf_writer;
 mod guard;
 pub mod history_file;
+pub mod json;
 pub mod machine_profile;
 pub mod neuron_store;
 pub mod placement_file;

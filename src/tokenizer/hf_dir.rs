@@ -4,7 +4,7 @@ use super::hf::{self, HfVocab};
 use super::sentencepiece;
 use super::spec::{self, BpeSpec, ChatSpec, Keys, ModelSpec, SpmSpec, TokenKind, TokenizerSpec};
 use crate::error::{Error, Result};
-use crate::formats::MappedFile;
+use crate::formats::{MappedFile, json};
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -262,7 +262,7 @@ fn read_json(path: &Path) -> Result<Value> {
     };
     match read_text(dir, name, MAX_CONFIG)? {
         None => Ok(Value::Null),
-        Some((path, text)) => serde_json::from_str(&text).map_err(|e| Error::bad(&path, "", format!("not JSON: {e}"))),
+        Some((path, text)) => json::parse(text.as_bytes()).map_err(|e| Error::bad(&path, "", format!("not JSON: {e}"))),
     }
 }
 
