@@ -3,6 +3,9 @@
 
     ref/bin/python tools/reference/make_layout.py qwen3.5-2b q4_k -o /tmp/qwen3.5-2b.gguf
     ref/bin/python tools/reference/make_layout.py qwen3.5-35b-a3b q8_0 --layers 4 -o /tmp/qwen3.5-moe.gguf
+    ref/bin/python tools/reference/make_layout.py nemotron-3-nano-30b-a3b q5_0 --layers 7 -o /tmp/nemotron-3-nano.gguf
+
+Of Nemotron a layer is a block: a mixer or an FFN.
 
 The text is noise. Names, shapes and keys are those of llama.cpp's converter, so that llama.cpp reads the file, too.
 """
@@ -14,9 +17,10 @@ import numpy as np
 
 # Bytes of a block of 256 or 32 weights, and where its scales of f16 stand.
 BLOCKS = {"q4_k": (gguf.GGMLQuantizationType.Q4_K, 256, 144, (0, 2)), "q6_k": (gguf.GGMLQuantizationType.Q6_K, 256, 210, (208,)),
-          "q8_0": (gguf.GGMLQuantizationType.Q8_0, 32, 34, (0,)), "q4_0": (gguf.GGMLQuantizationType.Q4_0, 32, 18, (0,))}
+          "q8_0": (gguf.GGMLQuantizationType.Q8_0, 32, 34, (0,)), "q4_0": (gguf.GGMLQuantizationType.Q4_0, 32, 18, (0,)),
+          "q5_0": (gguf.GGMLQuantizationType.Q5_0, 32, 22, (0,))}
 # Mean square of a random block's numbers for a scale of 1.
-SIZES = {"q4_k": 250.0, "q6_k": 1300.0, "q8_0": 74.0, "q4_0": 4.6}
+SIZES = {"q4_k": 250.0, "q6_k": 1300.0, "q8_0": 74.0, "q4_0": 4.6, "q5_0": 85.5}
 
 
 def qwen35(hidden, layers, ffn, heads, kv_heads, key_heads, value_heads, experts=None, tied=True):
@@ -24,13 +28,23 @@ def qwen35(hidden, layers, ffn, heads, kv_heads, key_heads, value_heads, experts
             "kv_heads": kv_heads, "key_heads": key_heads, "value_heads": value_heads, "experts": experts, "tied": tied}
 
 
+def nemotron(hidden, blocks, ffn, heads, kv_heads, head, value_heads, value_dim, groups, experts=None, shared=0):
+    return {"arch": "nemotron_h_moe" if experts else "nemotron_h", "hidden": hidden, "blocks": blocks, "layers": len(blocks), "ffn": ffn,
+            "heads": heads, "kv_heads": kv_heads, "head": head, "value_heads": value_heads, "value_dim": value_dim, "groups": groups,
+            "experts": experts, "shared": shared}
+
+
 MODELS = {
+    "nemotron-3-nano-30b-a3b": nemotron(2688, "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 1856, 32, 2, 128, 64, 64, 8,
+                                        experts=(128, 6), shared=3712),
+    "nemotron-nano-9b-v2": nemotron(4480, "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", 15680, 40, 8, 128, 128, 80, 8),
     "qwen3.5-0.8b": qwen35(1024, 24, 3584, 8, 2, 16, 16),
     "qwen3.5-2b": qwen35(2048, 24, 6144, 8, 2, 16, 16),
     "qwen3.5-4b": qwen35(2560, 32, 9216, 16, 4, 16, 32),
     "qwen3.5-35b-a3b": qwen35(2048, 40, 512, 16, 2, 16, 32, experts=(256, 8), tied=False),
 }
 HEAD, STATE, TAPS, VOCAB, EVERY = 256, 128, 4, 248320, 4
+NEMOTRON_VOCAB = 131072
 
 
 class File:
@@ -86,13 +100,85 @@ def keys(w, m, arch):
         w.add_expert_shared_feed_forward_length(m["ffn"])
     else:
         w.add_feed_forward_length(m["ffn"])
-    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + [f"▁filler{i}" for i in range(259, VOCAB)]
+    vocabulary(w, VOCAB)
+
+
+def vocabulary(w, size):
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + [f"▁filler{i}" for i in range(259, size)]
     w.add_tokenizer_model("llama")
     w.add_token_list(tokens)
-    w.add_token_scores([0.0] * 259 + [-float(i) for i in range(259, VOCAB)])
-    w.add_token_types([2, 3, 3] + [6] * 256 + [1] * (VOCAB - 259))
+    w.add_token_scores([0.0] * 259 + [-float(i) for i in range(259, size)])
+    w.add_token_types([2, 3, 3] + [6] * 256 + [1] * (size - 259))
     w.add_bos_token_id(1)
     w.add_eos_token_id(2)
+
+
+def nemotron_keys(w, m, arch):
+    blocks = m["blocks"][:m["layers"]]
+    w.add_name("layout")
+    w.add_block_count(len(blocks))
+    w.add_context_length(32768)
+    w.add_embedding_length(m["hidden"])
+    w.add_vocab_size(NEMOTRON_VOCAB)
+    w.add_feed_forward_length([m["ffn"] if block in "E-" else 0 for block in blocks])
+    w.add_head_count(m["heads"])
+    w.add_head_count_kv([m["kv_heads"] if block == "*" else 0 for block in blocks])
+    w.add_key_length(m["head"])
+    w.add_value_length(m["head"])
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_rope_dimension_count(m["head"])
+    w.add_uint32(f"{arch}.ssm.conv_kernel", TAPS)
+    w.add_uint32(f"{arch}.ssm.state_size", STATE)
+    w.add_uint32(f"{arch}.ssm.group_count", m["groups"])
+    w.add_uint32(f"{arch}.ssm.time_step_rank", m["value_heads"])
+    w.add_uint32(f"{arch}.ssm.inner_size", m["value_heads"] * m["value_dim"])
+    if m["experts"]:
+        count, used = m["experts"]
+        w.add_expert_count(count)
+        w.add_expert_used_count(used)
+        w.add_expert_shared_count(1)
+        w.add_expert_feed_forward_length(m["ffn"])
+        w.add_expert_shared_feed_forward_length(m["shared"])
+        w.add_expert_weights_norm(True)
+        w.add_expert_weights_scale(2.5)
+        w.add_expert_group_count(1)
+    vocabulary(w, NEMOTRON_VOCAB)
+
+
+def write_nemotron(f, m):
+    hidden, heads, values = m["hidden"], m["value_heads"], m["value_heads"] * m["value_dim"]
+    channels = values + 2 * m["groups"] * STATE
+    f.matrix("token_embd.weight", NEMOTRON_VOCAB, hidden, quant="q8_0")
+    f.matrix("output.weight", NEMOTRON_VOCAB, hidden, quant="q8_0")
+    f.vector("output_norm.weight", hidden, mean=1.0)
+    for number, block in enumerate(m["blocks"][:m["layers"]]):
+        name = lambda part: f"blk.{number}.{part}"
+        f.vector(name("attn_norm.weight"), hidden, mean=1.0)
+        if block == "M":
+            f.matrix(name("ssm_in.weight"), values + channels + heads, hidden)
+            f.vector(name("ssm_conv1d.weight"), channels, TAPS, spread=0.5)
+            f.vector(name("ssm_conv1d.bias"), channels)
+            f.vector(name("ssm_dt.bias"), heads)
+            f.vector(name("ssm_a"), heads, 1, mean=-0.3, spread=0.05)
+            f.vector(name("ssm_d"), heads, 1, mean=1.0)
+            f.vector(name("ssm_norm.weight"), m["groups"], values // m["groups"], mean=1.0)
+            f.matrix(name("ssm_out.weight"), hidden, values)
+        elif block == "*":
+            f.matrix(name("attn_q.weight"), m["heads"] * m["head"], hidden)
+            f.matrix(name("attn_k.weight"), m["kv_heads"] * m["head"], hidden)
+            f.matrix(name("attn_v.weight"), m["kv_heads"] * m["head"], hidden)
+            f.matrix(name("attn_output.weight"), hidden, m["heads"] * m["head"])
+        elif block == "E":
+            count = m["experts"][0]
+            f.vector(name("ffn_gate_inp.weight"), count, hidden, spread=hidden**-0.5)
+            f.vector(name("exp_probs_b.bias"), count)
+            f.matrix(name("ffn_up_exps.weight"), count, m["ffn"], hidden)
+            f.matrix(name("ffn_down_exps.weight"), count, hidden, m["ffn"])
+            f.matrix(name("ffn_up_shexp.weight"), m["shared"], hidden)
+            f.matrix(name("ffn_down_shexp.weight"), hidden, m["shared"])
+        else:
+            f.matrix(name("ffn_up.weight"), m["ffn"], hidden)
+            f.matrix(name("ffn_down.weight"), hidden, m["ffn"])
 
 
 def write(f, m):
@@ -148,8 +234,12 @@ def main():
     args = parser.parse_args()
     m = MODELS[args.model] | ({"layers": args.layers} if args.layers else {})
     f = File(args.output, m["arch"], args.quant, args.seed)
-    keys(f.writer, m, m["arch"])
-    write(f, m)
+    if "blocks" in m:
+        nemotron_keys(f.writer, m, m["arch"])
+        write_nemotron(f, m)
+    else:
+        keys(f.writer, m, m["arch"])
+        write(f, m)
     f.close()
     sys.stdout.write(f"{args.output}\n")
 
