@@ -85,16 +85,18 @@ fn recurrences(criterion: &mut Criterion) {
         for kernels in Isa::ALL.into_iter().filter_map(Kernels::of) {
             let mut group = criterion.benchmark_group("recurrences");
             group.throughput(Throughput::Elements(n as u64)).sample_size(20);
-            group.bench_function(BenchmarkId::new(format!("delta rule x{n}"), kernels.isa.name()), |b| {
-                b.iter(|| {
-                    let [queries, keys, values] = [&numbers[..]; 3];
-                    let tokens = Tokens { queries, keys, values, stride: KEYS, gates: &gates };
-                    // SAFETY: each token has a place for its outputs; the kernels are supported here.
-                    unsafe {
-                        (kernels.recurrences.delta_rule)(black_box(&mut state), tokens, n, out.as_mut_ptr(), LANES)
-                    };
-                })
-            });
+            let all = kernels.recurrences;
+            for (name, rule) in [("delta rule", all.delta_rule), ("additive rule", all.additive_rule)] {
+                group.bench_function(BenchmarkId::new(format!("{name} x{n}"), kernels.isa.name()), |b| {
+                    b.iter(|| {
+                        let [queries, keys, values] = [&numbers[..]; 3];
+                        let (stride, value_stride) = (KEYS, KEYS);
+                        let tokens = Tokens { queries, keys, values, stride, value_stride, gates: &gates };
+                        // SAFETY: each token has a place for its outputs; the kernels are supported here.
+                        unsafe { rule(black_box(&mut state), tokens, n, out.as_mut_ptr(), LANES) };
+                    })
+                });
+            }
             group.finish();
         }
     }

@@ -9,7 +9,7 @@ use dynamicinfer::formats::gguf::{Array, Value};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::safetensors;
 use dynamicinfer::model::Activation;
-use dynamicinfer::model::source::Source;
+use dynamicinfer::model::source::{Source, read_json};
 use dynamicinfer::pack::{PackOptions, pack};
 use gguf_file::{File, Tensor, fixture, text};
 use serde_json::{Value as Json, json};
@@ -336,7 +336,7 @@ fn directory(fixture_name: &str, replaced: &[(&str, Vec<u8>)]) -> tempfile::Temp
 }
 
 fn json_of(fixture_name: &str, file: &str) -> Json {
-    serde_json::from_slice(&std::fs::read(fixture(fixture_name).join(file)).unwrap()).unwrap()
+    read_json(&fixture(fixture_name).join(file), 1 << 20).unwrap()
 }
 
 /// The refusal of a fixture whose config.json has `changes`; null takes a key out.
@@ -591,22 +591,63 @@ fn what_a_family_does_not_do_is_refused_by_name() {
         ("qwen35", json!({"layer_types": ["full_attention"]}), "config.json: layer_types: names 1 layers of 5"),
         ("qwen35", json!({"layer_types": ["mamba"]}), "config.json: layer_types: names \"mamba\"; known are"),
         ("qwen35", json!({"linear_num_key_heads": null}), "config.json: linear_num_key_heads: missing"),
-        ("qwen35", json!({"linear_num_key_heads": 0}), "a delta net's head count of keys is 0; it must be 1 to 1024"),
+        (
+            "qwen35",
+            json!({"linear_num_key_heads": 0}),
+            "the head count of keys of linear attention is 0; it must be 1 to 1024",
+        ),
         (
             "qwen35",
             json!({"linear_num_value_heads": 4294967295u32}),
-            "a delta net's head count of values is 4294967295",
+            "the head count of values of linear attention is 4294967295",
         ),
-        ("qwen35", json!({"linear_num_value_heads": 5}), "5 value heads of a delta net cannot share 2 key heads"),
+        ("qwen35", json!({"linear_num_value_heads": 5}), "5 value heads of linear attention cannot share 2 key heads"),
         ("qwen35", json!({"linear_key_head_dim": 32}), "config.json: linear_key_head_dim: is 32; only 16 is supported"),
         (
             "qwen35",
             json!({"linear_key_head_dim": 24, "linear_value_head_dim": 24}),
-            "a delta net's head size is 24; it must be a multiple of 16",
+            "the head size of linear attention is 24; it must be a multiple of 16",
         ),
         ("qwen35", json!({"linear_conv_kernel_dim": 1}), "a convolution reads 1 positions; it must be 2 to 64"),
         ("qwen35-moe", json!({"shared_expert_intermediate_size": null}), "shared_expert_intermediate_size: missing"),
         ("qwen3-next", json!({"full_attention_interval": 9}), "no layer has attention"),
+        ("nemotron-h", json!({"hybrid_override_pattern": null}), "hybrid_override_pattern: missing"),
+        (
+            "nemotron-h",
+            json!({"hybrid_override_pattern": "M-X"}),
+            "hybrid_override_pattern: names X; known are Mamba-2",
+        ),
+        ("nemotron-h", json!({"hybrid_override_pattern": "M--*"}), "has an FFN that follows no mixer"),
+        ("nemotron-h", json!({"hybrid_override_pattern": "M-*E"}), "names both FFNs and experts"),
+        ("nemotron-h", json!({"hybrid_override_pattern": "M-M-"}), "no layer has attention"),
+        ("nemotron-h", json!({"hybrid_override_pattern": "M*"}), "no layer has an FFN"),
+        ("nemotron-h", json!({"layers_block_type": ["mamba", "rwkv"]}), "layers_block_type: names \"rwkv\"; known are"),
+        ("nemotron-h", json!({"mamba_num_heads": 5}), "5 value heads of linear attention cannot share 2 key heads"),
+        (
+            "nemotron-h",
+            json!({"mamba_head_dim": 24}),
+            "the head size of linear attention is 24; it must be a multiple of 16",
+        ),
+        (
+            "nemotron-h",
+            json!({"ssm_state_size": 18}),
+            "the head size of keys of linear attention is 18; it must be a multiple of 4",
+        ),
+        ("nemotron-h", json!({"n_groups": null}), "config.json: n_groups: missing"),
+        ("nemotron-h", json!({"conv_kernel": 1}), "a convolution reads 1 positions; it must be 2 to 64"),
+        ("nemotron-h", json!({"time_step_limit": [0.0, 0.5]}), "config.json: time_step_limit: ends steps at 0.5"),
+        ("nemotron-h", json!({"use_bias": true}), "config.json: use_bias: is true; only false is supported"),
+        (
+            "nemotron-h",
+            json!({"mamba_hidden_act": "relu"}),
+            "config.json: mamba_hidden_act: is \"relu\"; only \"silu\"",
+        ),
+        (
+            "nemotron-h-moe",
+            json!({"moe_latent_size": 32}),
+            "moe_latent_size: says that experts read a projection to 32",
+        ),
+        ("nemotron-h-moe", json!({"moe_intermediate_size": null}), "moe_intermediate_size: missing"),
     ];
     for (model, changes, want) in cases {
         assert_says(&config_refusal(model, changes.clone()), &[want], &format!("{model} {changes}"));
@@ -627,8 +668,8 @@ fn a_size_for_each_layer_is_read_where_all_are_the_same() {
 fn keys_of_a_delta_net_that_contradict_each_other_are_refused_by_name() {
     let cases = [
         ("ssm.inner_size", 65, "qwen35.ssm.inner_size: is 65; it must be 4 heads of 16"),
-        ("ssm.group_count", 0, "a delta net's head count of keys is 0; it must be 1 to 1024"),
-        ("ssm.group_count", 3, "4 value heads of a delta net cannot share 3 key heads"),
+        ("ssm.group_count", 0, "the head count of keys of linear attention is 0; it must be 1 to 1024"),
+        ("ssm.group_count", 3, "4 value heads of linear attention cannot share 3 key heads"),
         ("ssm.conv_kernel", u32::MAX, "a convolution reads 4294967295 positions; it must be 2 to 64"),
         ("nextn_predict_layers", 5, "qwen35.nextn_predict_layers: the layer count is 0; it must be 1 to 4096"),
         ("full_attention_interval", 0, "no layer has attention"),
@@ -647,6 +688,38 @@ fn keys_of_a_delta_net_that_contradict_each_other_are_refused_by_name() {
     for name in ["ssm_a", "ssm_dt.bias", "ssm_norm.weight", "ssm_conv1d.weight", "ssm_out.weight", "attn_gate.weight"] {
         let name = format!("blk.1.{name}");
         let message = gguf_refusal("qwen35.gguf", "model.gguf", &name, |f| f.drop_tensor(&name));
+        assert_says(&message, &["the tensor is missing"], &name);
+    }
+}
+
+#[test]
+fn keys_of_mamba_that_contradict_each_other_are_refused_by_name() {
+    let cases = [
+        ("ssm.inner_size", 97, "nemotron_h.ssm.inner_size: is 97, not a multiple of 6 heads"),
+        ("ssm.time_step_rank", 0, "nemotron_h.ssm.inner_size: is 96, not a multiple of 0 heads"),
+        ("ssm.group_count", 4, "6 value heads of linear attention cannot share 4 key heads"),
+        ("ssm.state_size", 0, "the head size of keys of linear attention is 0; it must be 1 to 1024"),
+        ("ssm.state_size", u32::MAX, "the head size of keys of linear attention is 4294967295; it must be 1 to 1024"),
+        ("ssm.conv_kernel", 1, "a convolution reads 1 positions; it must be 2 to 64"),
+        ("moe_latent_size", 32, "nemotron_h.moe_latent_size: says that experts read a projection to 32 numbers"),
+        ("feed_forward_length", 80, "nemotron_h.feed_forward_length: is the u32 80, expected an array of i32"),
+        ("block_count", 9, "nemotron_h.attention.head_count_kv: names 5 blocks of 9"),
+    ];
+    for (key, value, want) in cases {
+        let key = format!("nemotron_h.{key}");
+        let message = gguf_refusal("nemotron-h.gguf", "model.gguf", &key, |f| f.set(&key, Value::U32(value)));
+        assert_says(&message, &[want], &key);
+    }
+    for key in ["ssm.inner_size", "ssm.group_count", "ssm.conv_kernel", "ssm.state_size", "ssm.time_step_rank"] {
+        let key = format!("nemotron_h.{key}");
+        let message = gguf_refusal("nemotron-h.gguf", "model.gguf", &key, |f| f.remove(&key));
+        assert_says(&message, &[&format!("{key}: missing")], &key);
+    }
+    for name in
+        ["ssm_a", "ssm_d", "ssm_dt.bias", "ssm_norm.weight", "ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_in.weight"]
+    {
+        let name = format!("blk.2.{name}");
+        let message = gguf_refusal("nemotron-h.gguf", "model.gguf", &name, |f| f.drop_tensor(&name));
         assert_says(&message, &["the tensor is missing"], &name);
     }
 }
@@ -696,11 +769,7 @@ fn a_directory_needs_its_config_and_its_own_tokenizer() {
     let whole =
         "not a model directory: there is no config.json; give a Hugging Face directory, a .gguf or a .neurons file";
     assert_eq!(message, format!(": {whole}"));
-    for (case, config) in [
-        ("cut", &b"{\"model_type\": \"lla"[..]),
-        ("NaN", b"{\"rope_theta\": NaN}"),
-        ("not UTF-8", b"{\"a\": \"\xff\"}"),
-    ] {
+    for (case, config) in [("cut", &b"{\"model_type\": \"lla"[..]), ("not UTF-8", b"{\"a\": \"\xff\"}")] {
         let dir = directory("llama", &[("config.json", config.to_vec())]);
         assert_says(
             &refusal(Source::open(dir.path(), None), dir.path(), case),

@@ -19,7 +19,7 @@ use support::{RATES, error, on_device, opened};
 /// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts, norms on
 /// both sides with two rotations, a layer without experts in a mixture,
 /// short convolutions, delta nets beside attention with a gate.
-const FAMILIES: [&str; 18] = [
+const FAMILIES: [&str; 20] = [
     "llama",
     "opt",
     "mistral",
@@ -36,6 +36,8 @@ const FAMILIES: [&str; 18] = [
     "qwen35",
     "qwen35-moe",
     "qwen3-next",
+    "nemotron-h",
+    "nemotron-h-moe",
     "lfm2",
     "lfm2-moe",
 ];

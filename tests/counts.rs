@@ -16,7 +16,7 @@ use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::error::{Error, Result};
 use dynamicinfer::formats::gguf::Value;
 use dynamicinfer::model::in_place::not_in_place;
-use dynamicinfer::model::source::Source;
+use dynamicinfer::model::source::{Source, read_json};
 use dynamicinfer::model::{KvType, Model};
 use gguf_file::{File, fixture, text};
 use limited::Limited;
@@ -30,7 +30,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 26] = [
+const DIRECTORIES: [&str; 28] = [
     "bamboo",
     "falcon",
     "ernie4.5-moe",
@@ -52,6 +52,8 @@ const DIRECTORIES: [&str; 26] = [
     "qwen35",
     "qwen35-moe",
     "qwen3-next",
+    "nemotron-h",
+    "nemotron-h-moe",
     "qwen3",
     "qwen3-moe",
     "smallthinker",
@@ -59,7 +61,7 @@ const DIRECTORIES: [&str; 26] = [
     "turbosparse-mixtral",
 ];
 
-const GGUFS: [&str; 23] = [
+const GGUFS: [&str; 25] = [
     "bamboo.gguf",
     "falcon.gguf",
     "falcon-40b.gguf",
@@ -78,6 +80,8 @@ const GGUFS: [&str; 23] = [
     "qwen35.gguf",
     "qwen35-moe.gguf",
     "qwen3-next.gguf",
+    "nemotron-h.gguf",
+    "nemotron-h-moe.gguf",
     "qwen2-moe.gguf",
     "qwen3.gguf",
     "qwen3-moe.gguf",
@@ -180,7 +184,7 @@ fn directory(name: &str, said: &mut impl FnMut(&str), faults: &mut Vec<String>) 
             std::os::unix::fs::symlink(file.path(), dir.path().join(called)).unwrap();
         }
     }
-    let published: Json = serde_json::from_slice(&std::fs::read(fixture(name).join("config.json")).unwrap()).unwrap();
+    let published: Json = read_json(&fixture(name).join("config.json"), 1 << 20).unwrap();
     let mut more = published.clone();
     let fields = more.as_object_mut().unwrap();
     fields.retain(|key, value| key == "architectures" || !value.is_array());

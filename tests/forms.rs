@@ -12,10 +12,11 @@ use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::host_cache::{HostCache, HostCacheOptions, LayerBlocks, least_bytes};
 use dynamicinfer::ids::StoreId;
 use dynamicinfer::model::config::{Activation, Ffn, Norm, Positions, RopeScaling, rope_frequencies};
-use dynamicinfer::model::layer::{DeltaNet, LayerForm, Norms, OwnFfn, OwnForm};
+use dynamicinfer::model::layer::{LayerForm, LinearAttention, Norms, OwnFfn, OwnForm, StateRule};
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model, ModelConfig};
 use dynamicinfer::open::layer_blocks;
+use dynamicinfer::pack::{PackOptions, Types, pack};
 use dynamicinfer::prng::Prng;
 use std::path::Path;
 use support::law::{all_exact, logits, slots, with_seeds};
@@ -30,7 +31,8 @@ fn one<T: Copy>(prng: &mut Prng, of: &[T]) -> T {
     of[prng.below(of.len() as u64) as usize]
 }
 
-/// A model of neurons: layers with heads, sizes of heads, windows and rotations of their own, and layers with a convolution or a delta net.
+/// A model of neurons: layers with heads, sizes of heads, windows and rotations of their own, layers with a convolution or linear
+/// attention, and layers without an FFN.
 fn drawn_config(prng: &mut Prng) -> ModelConfig {
     let layers = 2 + prng.below(4) as usize;
     let norms = one(prng, &[Norms::Before, Norms::After, Norms::Around, Norms::Parallel, Norms::ParallelShared]);
@@ -51,8 +53,11 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
             4 => {
                 let key_heads = 1 + prng.below(2) as usize;
                 let value_heads = key_heads * (1 + prng.below(3) as usize);
-                let (head_dim, taps, tiled) = (one(prng, &[16, 32]), 2 + prng.below(3) as usize, prng.below(2) == 0);
-                own.push(OwnForm { delta: Some(DeltaNet { key_heads, value_heads, head_dim, taps, tiled }), ..like });
+                let rule = one(prng, &[StateRule::Delta, StateRule::Mamba2]);
+                let (key_dim, head_dim) = (one(prng, &[4, 16, 32]), one(prng, &[16, 32]));
+                let (taps, tiled) = (2 + prng.below(3) as usize, rule == StateRule::Delta && prng.below(2) == 0);
+                let linear = LinearAttention { rule, key_heads, value_heads, key_dim, head_dim, taps, tiled };
+                own.push(OwnForm { linear: Some(linear), ..like });
             }
             0 => own.push(OwnForm { convolution: Some(2 + prng.below(4) as usize), ..like }),
             1 => {
@@ -65,8 +70,12 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
             _ => {}
         }
     }
+    // Some layers but the last have no FFN.
+    for own in own.iter_mut().filter(|own| !norms.parallel() && own.layers[0] + 1 < layers) {
+        own.ffn = (prng.below(4) == 0).then_some(OwnFfn::Absent);
+    }
     // Some layer has attention.
-    if own.iter().filter(|own| own.convolution.is_some() || own.delta.is_some()).count() == layers {
+    if own.iter().filter(|own| own.convolution.is_some() || own.linear.is_some()).count() == layers {
         own.pop();
     }
     let flags = |prng: &mut Prng| (0..layers).map(|_| prng.below(2) == 0).collect::<Vec<_>>();
@@ -124,12 +133,12 @@ fn store(config: &ModelConfig, prng: &mut Prng, path: &Path) -> Model {
     add("out_norm", 1, HIDDEN, 1.5);
     for layer in 0..config.layers {
         let name = |part: &str| format!("layer.{layer}.{part}");
-        let (mixer, norms) = (config.mixer(layer), config.form.norms);
+        let (mixer, norms, has_ffn) = (config.mixer(layer), config.form.norms, config.has_ffn(layer));
         for (there, part) in [
             (norms.before(), "attn_norm"),
-            (norms.before() && norms != Norms::ParallelShared, "ffn_norm"),
+            (norms.before() && norms != Norms::ParallelShared && has_ffn, "ffn_norm"),
             (norms.after(), "attn_post_norm"),
-            (norms.after(), "ffn_post_norm"),
+            (norms.after() && has_ffn, "ffn_post_norm"),
         ] {
             if there {
                 add(&name(part), 1, HIDDEN, 1.5);
@@ -140,9 +149,17 @@ fn store(config: &ModelConfig, prng: &mut Prng, path: &Path) -> Model {
         if mixer.kept() > 0 {
             add(&name("taps"), 1, mixer.taps().iter().product(), 1.0);
         }
-        if let Some(DeltaNet { value_heads, head_dim, .. }) = mixer.delta() {
-            let of = [("step_bias", value_heads, 1.0), ("decay", value_heads, 0.4), ("state_norm", head_dim, 1.5)];
-            of.into_iter().for_each(|(part, cols, size)| add(&name(part), 1, cols, size));
+        if let Some(linear) = mixer.linear() {
+            let (heads, of_mamba) = (linear.value_heads, usize::from(linear.is_mamba()));
+            let of = [
+                ("conv_bias", of_mamba * linear.channels(), 0.3),
+                ("step_bias", heads, 1.0),
+                ("decay", heads, 0.4),
+                ("state_norm", linear.norm_weights(), 1.5),
+                ("skip", of_mamba * heads, 1.0),
+            ];
+            let of = of.into_iter().filter(|(_, cols, _)| *cols > 0);
+            of.for_each(|(part, cols, size)| add(&name(part), 1, cols, size));
         }
         if let Some(attention) = mixer.attention() {
             let of = [
@@ -152,6 +169,9 @@ fn store(config: &ModelConfig, prng: &mut Prng, path: &Path) -> Model {
                 (attention.qk_norm, "k_norm", attention.head_dim),
             ];
             of.into_iter().filter(|(there, ..)| *there).for_each(|(_, part, cols)| add(&name(part), 1, cols, 1.0));
+        }
+        if !has_ffn {
+            continue;
         }
         add(&name("ffn"), FFN * config.ffn_kind.rows(), HIDDEN, unit);
         if config.ffn_bias {
@@ -167,9 +187,12 @@ fn store(config: &ModelConfig, prng: &mut Prng, path: &Path) -> Model {
     Model::open(path).unwrap()
 }
 
-/// A mixture whose layers have experts, one FFN or none, and attention or a convolution.
-fn mixture(prng: &mut Prng) -> Model {
-    let name = one(prng, &["lfm2-moe.gguf", "lfm2-moe", "glm4-moe.gguf", "qwen35-moe.gguf", "qwen3-next"]);
+/// A mixture whose layers have experts, one FFN or none, and attention or another mixer; those of neurons that can be off also packed by neuron.
+fn mixture(prng: &mut Prng, store: &Path) -> Model {
+    let name = one(
+        prng,
+        &["lfm2-moe.gguf", "lfm2-moe", "glm4-moe.gguf", "qwen35-moe.gguf", "qwen3-next", "nemotron-h-moe.gguf"],
+    );
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
     let mut source = Source::open(&path, None).unwrap();
     let config = &mut source.config;
@@ -192,13 +215,18 @@ fn mixture(prng: &mut Prng) -> Model {
         }
         config.form.own.push(own);
     }
+    if source.config.activation.is_sparse() && prng.below(2) == 0 {
+        let options = PackOptions { types: Types::One(Quant::F32), orders: None };
+        pack(&source, store, &options, &|_, _| Ok(())).unwrap();
+        return Model::open(store).unwrap();
+    }
     Model::in_place(source).unwrap()
 }
 
 fn drawn(seed: u64, dir: &Path) -> (Prng, Model) {
     let mut prng = Prng::new(seed);
     let model = match prng.below(3) {
-        0 => mixture(&mut prng),
+        0 => mixture(&mut prng, &dir.join("drawn.neurons")),
         _ => {
             let config = drawn_config(&mut prng);
             store(&config, &mut prng, &dir.join("drawn.neurons"))
@@ -292,7 +320,7 @@ fn a_pass_that_is_stopped_before_any_layer_leaves_no_trace() {
 #[test]
 fn texts_that_are_cut_and_copied_go_on_as_if_read_anew() {
     let (mut kept, mut lost) = (0, 0);
-    for name in ["lfm2", "lfm2-moe.gguf", "gemma3", "qwen35"] {
+    for name in ["lfm2", "lfm2-moe.gguf", "gemma3", "qwen35", "nemotron-h"] {
         let dir = tempfile::tempdir().unwrap();
         let model = match name.ends_with(".gguf") {
             true => {

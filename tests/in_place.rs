@@ -41,7 +41,7 @@ fn error(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// GGUF, the reference's name, and whether its weights are quantised.
-const MODELS: [(&str, &str, bool); 27] = [
+const MODELS: [(&str, &str, bool); 29] = [
     ("llama.gguf", "llama", false),
     ("llama-tied.gguf", "llama-tied", false),
     ("mistral.gguf", "mistral", false),
@@ -63,6 +63,8 @@ const MODELS: [(&str, &str, bool); 27] = [
     ("qwen35.gguf", "qwen35", false),
     ("qwen35-moe.gguf", "qwen35-moe", false),
     ("qwen3-next.gguf", "qwen3-next", false),
+    ("nemotron-h.gguf", "nemotron-h", false),
+    ("nemotron-h-moe.gguf", "nemotron-h-moe", false),
     ("lfm2.gguf", "lfm2", false),
     ("lfm2-moe.gguf", "lfm2-moe", false),
     ("qwen2-moe.gguf", "qwen2-moe", false),

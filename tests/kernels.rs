@@ -341,9 +341,9 @@ proptest! {
         }
     }
 
-    /// All tokens at once, or in two passes.
+    /// All tokens at once, or in two passes; the delta rule, and the one without it.
     #[test]
-    fn the_delta_rule_is_that_of_f64(seed in any::<u64>(), sixteens in 1usize..=8, n in 1usize..40) {
+    fn the_delta_rule_is_that_of_f64(seed in any::<u64>(), sixteens in 1usize..=8, n in 1usize..40, is_delta in any::<bool>()) {
         let mut rng = Prng::new(seed);
         let (keys, stride) = (16 * sixteens, 16 * sixteens * 2 + LANES + 3);
         // Keys and queries have length 1, as the engine makes them.
@@ -367,7 +367,7 @@ proptest! {
         for (token, gates) in numbers.chunks_exact(stride).zip(&gates) {
             let (query, rest) = token.split_at(keys);
             let (key, value) = rest.split_at(keys);
-            expected.extend((0..LANES).map(|i| reference::delta_rule(&mut truth, i, (query, key, value[i]), gates)));
+            expected.extend((0..LANES).map(|i| reference::state_rule(is_delta, &mut truth, i, (query, key, value[i]), gates)));
         }
         for kernels in supported() {
             let mut activated = numbers.clone();
@@ -377,7 +377,9 @@ proptest! {
                 prop_assert!((f64::from(found) - x / (1.0 + (-x).exp())).abs() < 1e-6, "{}: silu", kernels.isa.name());
             }
             let (queries, of_keys, values) = (&numbers[..], &numbers[keys..], &numbers[2 * keys..]);
-            let tokens = Tokens { queries, keys: of_keys, values, stride, gates: &gates };
+            let tokens = Tokens { queries, keys: of_keys, values, stride, value_stride: stride, gates: &gates };
+            let all = kernels.recurrences;
+            let rule = if is_delta { all.delta_rule } else { all.additive_rule };
             // The tokens at once, and in two passes, give the same bits.
             let run = |first: usize| {
                 let (mut state, mut out) = (start.clone(), vec![f32::NAN; n * (LANES + 5)]);
@@ -385,9 +387,9 @@ proptest! {
                 let rest = Tokens { queries, keys, values, gates: &gates[first..], ..tokens };
                 // SAFETY: each token has a place for its outputs.
                 unsafe {
-                    (kernels.recurrences.delta_rule)(&mut state, tokens, first, out.as_mut_ptr(), LANES + 5);
+                    rule(&mut state, tokens, first, out.as_mut_ptr(), LANES + 5);
                     let out = out.as_mut_ptr().add(first * (LANES + 5));
-                    (kernels.recurrences.delta_rule)(&mut state, rest, n - first, out, LANES + 5);
+                    rule(&mut state, rest, n - first, out, LANES + 5);
                 }
                 let out: Vec<f32> = out.chunks_exact(LANES + 5).flat_map(|out| out[..LANES].to_vec()).collect();
                 (state, out)

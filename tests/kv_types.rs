@@ -250,6 +250,8 @@ fn a_stopped_chunk_leaves_no_trace() {
         "glm4-moe",
         "qwen35",
         "qwen35-moe",
+        "nemotron-h",
+        "nemotron-h-moe",
         "lfm2",
         "lfm2-moe",
     ] {

@@ -30,8 +30,8 @@ use support::{RATES, by_token, device_bytes, expert_costs, on_device, streaming_
 use tempfile::TempDir;
 
 /// Of every family, as published and as GGUF; normed queries, routers that read another input, shared experts, layers without rotation, and
-/// rows in GGUF's blocks, biases, sinks and a layer without experts among them.
-const MODELS: [&str; 16] = [
+/// rows in GGUF's blocks, biases, sinks, experts without gates and layers without experts among them.
+const MODELS: [&str; 18] = [
     "mixtral",
     "mixtral.gguf",
     "qwen3-moe",
@@ -45,6 +45,8 @@ const MODELS: [&str; 16] = [
     "qwen35-moe",
     "qwen35-moe.gguf",
     "qwen3-next.gguf",
+    "nemotron-h-moe",
+    "nemotron-h-moe.gguf",
     "lfm2-moe",
     "k256-moe.q4_k_m.gguf",
     GPT_OSS,

@@ -43,7 +43,7 @@ fn by_few(engine: &mut Engine, tokens: &[u32], each: usize) -> Vec<f32> {
 }
 
 /// Rope, a sliding window, biases, attention beside the FFN, normed queries, many queries to a key, experts, one of them for every token.
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 13] = [
     "llama",
     "mistral",
     "qwen2",
@@ -55,6 +55,7 @@ const FAMILIES: [&str; 12] = [
     "gemma3",
     "glm4-moe",
     "qwen35",
+    "nemotron-h",
     "lfm2",
 ];
 

@@ -37,7 +37,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 68] = [
+const MODELS: [(&str, &str); 72] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -96,6 +96,10 @@ const MODELS: [(&str, &str); 68] = [
     ("qwen35-moe.gguf", "qwen35-moe"),
     ("qwen3-next", "qwen3-next"),
     ("qwen3-next.gguf", "qwen3-next"),
+    ("nemotron-h", "nemotron-h"),
+    ("nemotron-h.gguf", "nemotron-h"),
+    ("nemotron-h-moe", "nemotron-h-moe"),
+    ("nemotron-h-moe.gguf", "nemotron-h-moe"),
     ("lfm2", "lfm2"),
     ("lfm2.gguf", "lfm2"),
     ("lfm2-moe", "lfm2-moe"),

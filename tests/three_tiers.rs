@@ -29,7 +29,7 @@ use support::watched::{Step, Watched};
 use support::{RATES, by_token, device_bytes, expert_costs, on_device, opened, streaming_experts_bytes};
 
 /// Mixtures that are read in place, with routers before and after attention, and stores of neurons.
-const MODELS: [(&str, Quant); 9] = [
+const MODELS: [(&str, Quant); 10] = [
     ("mixtral", Quant::F32),
     ("qwen3-moe", Quant::F32),
     ("smallthinker", Quant::F32),
@@ -37,6 +37,7 @@ const MODELS: [(&str, Quant); 9] = [
     ("glm4-moe", Quant::F32),
     ("lfm2-moe", Quant::F32),
     ("qwen35-moe", Quant::F32),
+    ("nemotron-h-moe", Quant::F32),
     ("relullama", Quant::F32),
     ("opt", Quant::F32),
 ];

@@ -139,8 +139,9 @@ fn types_of_store(store: &NeuronStore) -> Vec<TypeShown> {
                 }
             }
             Content::Experts { gate, up, down, experts, neurons, cols } => {
-                let parts = [("-gate", gate), ("-up", up), ("-down", down)];
-                parts.into_iter().for_each(|(part, quant)| add(part, quant, experts * neurons, cols));
+                let parts = [("-gate", gate), ("-up", Some(up)), ("-down", Some(down))];
+                let each = parts.into_iter().filter_map(|(part, quant)| Some((part, quant?)));
+                each.for_each(|(part, quant)| add(part, quant, experts * neurons, cols));
             }
             Content::Numbers | Content::Bytes => {}
         }

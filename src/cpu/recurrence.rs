@@ -12,7 +12,7 @@ use crate::cpu::arch::*;
 /// Numbers of values that are computed side by side, whatever the instruction set.
 pub const LANES: usize = 16;
 
-/// What some tokens bring to a head. The numbers of token t begin at `t * stride` of each list.
+/// What some tokens bring to a head. The numbers of token t begin at `t * stride` of a list.
 #[derive(Clone, Copy)]
 pub struct Tokens<'a> {
     /// Queries, each as long as a key.
@@ -21,8 +21,10 @@ pub struct Tokens<'a> {
     pub keys: &'a [f32],
     /// Values, of which those of the lanes are the first.
     pub values: &'a [f32],
-    /// Numbers from a token to the next.
+    /// Numbers from a token to the next of queries and keys.
     pub stride: usize,
+    /// The same of values.
+    pub value_stride: usize,
     /// `[n]`
     pub gates: &'a [Gates],
 }
@@ -32,19 +34,18 @@ pub struct Tokens<'a> {
 pub struct Gates {
     /// The state is multiplied by this.
     pub decay: f32,
-    /// How much of the difference between the token's value and what the state has for its key is added.
+    /// How much is added of the difference between the token's value and what the state has for its key, or of the value.
     pub beta: f32,
     /// The product of the token's key and query.
     pub key_query: f32,
 }
 
-/// Passes `n` tokens through `state`, `[keys, LANES]`, the delta rule: with S the state, e, k, q, v and beta the token's, d = beta (v - e S k),
-/// S becomes e S + d k^T, and `out[t * out_stride..][..LANES]` = S q.
+/// Passes `n` tokens through `state`, `[keys, LANES]`: with S the state, e, k, q, v and beta the token's, d = beta (v - e S k) by the delta rule or
+/// d = beta v, S becomes e S + d k^T, and `out[t * out_stride..][..LANES]` = S q.
 ///
 /// # Safety
 /// `out` is writable at every index named, and the CPU has the instructions the function was compiled for.
-pub type DeltaRule =
-    unsafe fn(state: &mut [[f32; LANES]], tokens: Tokens<'_>, n: usize, out: *mut f32, out_stride: usize);
+pub type Recur = unsafe fn(state: &mut [[f32; LANES]], tokens: Tokens<'_>, n: usize, out: *mut f32, out_stride: usize);
 
 /// Each number times the sigmoid of itself.
 ///
@@ -56,7 +57,9 @@ pub type Silu = unsafe fn(numbers: &mut [f32]);
 #[derive(Clone, Copy)]
 pub struct Recurrences {
     /// The delta rule.
-    pub delta_rule: DeltaRule,
+    pub delta_rule: Recur,
+    /// The same without what the state has for the key.
+    pub additive_rule: Recur,
     /// The activation behind a convolution.
     pub silu: Silu,
 }
@@ -130,9 +133,9 @@ registers!(__m256, 2, 8, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm2
 #[cfg(target_arch = "x86_64")]
 registers!(__m512, 1, 16, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps);
 
-/// The delta rule with U sums side by side, which do not wait for each other.
+/// A rule, the delta rule if `DELTA`, with U sums side by side, which do not wait for each other.
 #[inline(always)]
-unsafe fn delta_rule<V: Vector, const U: usize>(
+unsafe fn recur<V: Vector, const U: usize, const DELTA: bool>(
     state: &mut [[f32; LANES]],
     tokens: Tokens<'_>,
     n: usize,
@@ -144,7 +147,8 @@ unsafe fn delta_rule<V: Vector, const U: usize>(
     for t in 0..n {
         let at = t * tokens.stride;
         let (key, query) = (&tokens.keys[at..][..keys], &tokens.queries[at..][..keys]);
-        let value: &[f32; LANES] = tokens.values[at..].first_chunk().expect("the values of these lanes");
+        let value: &[f32; LANES] =
+            tokens.values[t * tokens.value_stride..].first_chunk().expect("the values of these lanes");
         let Gates { decay, beta, key_query } = tokens.gates[t];
         // SAFETY: the caller's promises.
         unsafe {
@@ -154,7 +158,9 @@ unsafe fn delta_rule<V: Vector, const U: usize>(
             for ((rows, key), query) in groups {
                 for u in 0..U {
                     let row = V::load(&rows[u]);
-                    had[u] = row.times_plus(V::splat(key[u]), had[u]);
+                    if DELTA {
+                        had[u] = row.times_plus(V::splat(key[u]), had[u]);
+                    }
                     seen[u] = row.times_plus(V::splat(query[u]), seen[u]);
                 }
             }
@@ -162,7 +168,10 @@ unsafe fn delta_rule<V: Vector, const U: usize>(
             for u in 1..U {
                 (had[0], seen[0]) = (had[0].times_plus(one, had[u]), seen[0].times_plus(one, seen[u]));
             }
-            let missing = V::splat(-1.0).times_plus(decay.times_plus(had[0], zero), V::load(value));
+            let missing = match DELTA {
+                true => V::splat(-1.0).times_plus(decay.times_plus(had[0], zero), V::load(value)),
+                false => V::load(value),
+            };
             let added = V::splat(beta).times_plus(missing, zero);
             let out = &mut *out.add(t * out_stride).cast();
             V::splat(key_query).times_plus(added, decay.times_plus(seen[0], zero)).store(out);
@@ -178,22 +187,30 @@ fn silu(numbers: &mut [f32]) {
     numbers.iter_mut().for_each(|x| *x = crate::exp::silu(*x));
 }
 
-/// The two kernels of an instruction set, by its vectors, the sums that it keeps side by side, and its features.
+/// The kernels of an instruction set, by its vectors, the sums that it keeps side by side, and its features.
 macro_rules! versions {
     ($module:ident, $vector:ty, $sums:literal $(, $features:literal)?) => {
         mod $module {
             use super::*;
 
             $(#[cfg_attr(not(emulated), target_feature(enable = $features))])?
-            pub unsafe fn delta_rule(s: &mut [[f32; LANES]], t: Tokens<'_>, n: usize, out: *mut f32, stride: usize) {
+            unsafe fn delta_rule(s: &mut [[f32; LANES]], t: Tokens<'_>, n: usize, out: *mut f32, stride: usize) {
                 // SAFETY: the caller's promises.
-                unsafe { super::delta_rule::<$vector, $sums>(s, t, n, out, stride) }
+                unsafe { super::recur::<$vector, $sums, true>(s, t, n, out, stride) }
             }
 
             $(#[cfg_attr(not(emulated), target_feature(enable = $features))])?
-            pub unsafe fn silu(numbers: &mut [f32]) {
+            unsafe fn additive_rule(s: &mut [[f32; LANES]], t: Tokens<'_>, n: usize, out: *mut f32, stride: usize) {
+                // SAFETY: the caller's promises.
+                unsafe { super::recur::<$vector, $sums, false>(s, t, n, out, stride) }
+            }
+
+            $(#[cfg_attr(not(emulated), target_feature(enable = $features))])?
+            unsafe fn silu(numbers: &mut [f32]) {
                 super::silu(numbers);
             }
+
+            pub const ALL: Recurrences = Recurrences { delta_rule, additive_rule, silu };
         }
     };
 }
@@ -204,10 +221,10 @@ versions!(avx2, [__m256; 2], 2, "avx2,fma");
 versions!(avx512, [__m512; 1], 4, "avx512f,avx512bw,avx512vl,avx512dq");
 
 /// For every processor.
-pub(super) const PORTABLE: Recurrences = Recurrences { delta_rule: portable::delta_rule, silu: portable::silu };
+pub(super) const PORTABLE: Recurrences = portable::ALL;
 /// For AVX2 with FMA.
 #[cfg(target_arch = "x86_64")]
-pub(super) const AVX2: Recurrences = Recurrences { delta_rule: avx2::delta_rule, silu: avx2::silu };
+pub(super) const AVX2: Recurrences = avx2::ALL;
 /// For AVX-512.
 #[cfg(target_arch = "x86_64")]
-pub(super) const AVX512: Recurrences = Recurrences { delta_rule: avx512::delta_rule, silu: avx512::silu };
+pub(super) const AVX512: Recurrences = avx512::ALL;

@@ -27,9 +27,10 @@ pub fn dot_scale(row: &[f32], x: &[f32]) -> f64 {
     row.iter().zip(x).map(|(&w, &x)| (w as f64 * x as f64).abs()).sum()
 }
 
-/// The delta rule ([`super::recurrence::DeltaRule`]) for number `i` of a head's values: what the state, `[keys, LANES]`, becomes by a token's query, key
-/// and value, and the product of the new state and the query.
-pub fn delta_rule(
+/// A rule of linear attention ([`super::recurrence::Recur`]), the delta rule or the other, for number `i` of a head's values: what the state,
+/// `[keys, LANES]`, becomes by a token's query, key and value, and the product of the new state and the query.
+pub fn state_rule(
+    is_delta: bool,
     state: &mut [[f64; LANES]],
     i: usize,
     (query, key, value): (&[f32], &[f32], f32),
@@ -37,7 +38,7 @@ pub fn delta_rule(
 ) -> f64 {
     state.iter_mut().for_each(|row| row[i] *= f64::from(gates.decay));
     let had: f64 = state.iter().zip(key).map(|(row, &k)| row[i] * f64::from(k)).sum();
-    let added = f64::from(gates.beta) * (f64::from(value) - had);
+    let added = f64::from(gates.beta) * (f64::from(value) - if is_delta { had } else { 0.0 });
     state.iter_mut().zip(key).for_each(|(row, &k)| row[i] += added * f64::from(k));
     state.iter().zip(query).map(|(row, &q)| row[i] * f64::from(q)).sum()
 }

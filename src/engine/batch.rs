@@ -1,7 +1,7 @@
 //! The tokens of a pass: their sequences and positions, and the activations computed for them.
 
-use super::delta::DeltaRoom;
 use super::ffn::{ExpertBuffers, FfnBuffers, Tile};
+use super::linear_attention::LinearRoom;
 use super::positions::TokenPosition;
 use super::routing::Routes;
 use super::sparsity::Predicted;
@@ -91,8 +91,8 @@ pub(super) struct Buffers {
     pub tiles: Vec<Tile>,
     /// Working memory of attention, one per thread.
     pub attend: Vec<AttendScratch>,
-    /// Working memory of delta nets.
-    pub delta: DeltaRoom,
+    /// Working memory of linear attention.
+    pub linear_room: LinearRoom,
     /// Cosine and sine of a token's rotation, `[head_dim / 2]`.
     pub cos_sin: Vec<(f32, f32)>,
 }

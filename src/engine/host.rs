@@ -127,13 +127,13 @@ impl Executor for Host<'_> {
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let Pass { model, pool, kernels, buffers: b, caches, probe, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
-        let Buffers { qkv, attended, positions, cos_sin, attend, delta, normed, columns, ffn, projected, .. } =
+        let Buffers { qkv, attended, positions, cos_sin, attend, linear_room, normed, columns, ffn, projected, .. } =
             &mut **b;
         let (qkv, attended) = (&mut qkv[..n * c.mixer(l).rows()], &mut attended[..n * c.mixer(l).cols()]);
         if let Some(a) = c.attention(l) {
             rotate_and_put((c, a), layer, caches, l, positions, qkv, cos_sin);
         }
-        mix((pool, kernels), (c, layer, l), caches, positions, qkv, Room { attend, delta }, attended);
+        mix((pool, kernels), (c, layer, l), caches, positions, qkv, Room { attend, linear: linear_room }, attended);
         if let Some(observer) = &mut probe.observer {
             observer.attention(&SeenAttention { layer: l, input: normed, attended });
         }

@@ -2,7 +2,7 @@
 
 use super::attention::{self, attention};
 use super::convolution::convolve;
-use super::delta::{DeltaRoom, Net, delta_net};
+use super::linear_attention::{LinearRoom, Net, linear_attention};
 use super::positions::{TokenPosition, runs};
 use crate::cpu::attend::AttendScratch;
 use crate::cpu::thread_pool::Parts;
@@ -16,7 +16,7 @@ use crate::model::weights::Layer;
 pub(super) struct Room<'a> {
     /// Of attention, one per thread.
     pub attend: &'a mut [AttendScratch],
-    pub delta: &'a mut DeltaRoom,
+    pub linear: &'a mut LinearRoom,
 }
 
 /// out[t] = what the output matrix of layer `l` reads for token t, `[n, cols]`. `projected` is `[n, rows]`; of attention its queries and keys are
@@ -40,10 +40,10 @@ pub(super) fn mix(
         Mixer::Convolution(form) => {
             convolve(pool, (form, &layer.recurrence.taps), caches, l, positions, projected, out);
         }
-        Mixer::Delta(form) => {
+        Mixer::Linear(form) => {
             let (Norm::Rms(epsilon) | Norm::Layer(epsilon)) = c.norm;
             let net = Net { layer: l, form, weights: &layer.recurrence, epsilon };
-            delta_net((pool, kernels), net, caches, positions, projected, room.delta, out);
+            linear_attention((pool, kernels), net, caches, positions, projected, room.linear, out);
         }
     }
 }
@@ -67,7 +67,7 @@ pub(super) fn work(mixer: Mixer<'_>, positions: &[TokenPosition]) -> (u64, u64) 
     let (bytes, each) = match mixer {
         Mixer::Attention(a) => return attention::work(&a, positions),
         Mixer::Convolution(form) => (state, 2 * (form.taps + 2) * form.hidden),
-        Mixer::Delta(form) => (state, 2 * form.taps * form.channels() + 8 * form.values() * form.head_dim),
+        Mixer::Linear(form) => (state, 2 * form.taps * form.channels() + 8 * form.values() * form.key_dim),
     };
     (bytes as u64, if n > MAX_COLUMNS { (n * each) as u64 } else { 0 })
 }

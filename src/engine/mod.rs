@@ -3,13 +3,13 @@
 pub mod attention;
 pub mod batch;
 mod convolution;
-mod delta;
 mod embed;
 pub mod ffn;
 mod forward;
 mod health;
 mod host;
 pub mod inputs;
+mod linear_attention;
 mod mixer;
 mod mixture;
 pub mod observer;

@@ -105,8 +105,8 @@ pub enum Content {
     /// Experts of a mixture, one after the other: of each gate, up and down, `neurons` rows of `cols` numbers, `Quant::row_bytes(cols)`
     /// each. A row of down is what a neuron adds.
     Experts {
-        /// The type of gate.
-        gate: Quant,
+        /// The type of gate; `None` where experts have no gate.
+        gate: Option<Quant>,
         /// The type of up.
         up: Quant,
         /// The type of down.
@@ -144,8 +144,8 @@ impl Content {
         }
     }
 
-    /// Bytes of gate, up and down of one cluster or expert; `None` where there are none, or of sizes that cannot be.
-    pub fn cluster_parts(self) -> Option<[u64; 3]> {
+    /// Bytes of gate, up and down of one cluster or expert, or of up and down; `None` where there are none, or of sizes that cannot be.
+    pub fn cluster_parts(self) -> Option<Vec<u64>> {
         let fits = |quant: Quant, cols: usize| cols < 1 << 32 && cols.is_multiple_of(quant.unit());
         let matrix = |quant: Quant, rows: usize, cols: usize| {
             let row = match self {
@@ -156,10 +156,10 @@ impl Content {
         };
         match self {
             Content::Experts { gate, up, down, neurons, cols, .. } => {
-                Some([matrix(gate, neurons, cols)?, matrix(up, neurons, cols)?, matrix(down, neurons, cols)?])
+                gate.into_iter().chain([up, down]).map(|quant| matrix(quant, neurons, cols)).collect()
             }
             Content::Clusters { gate, up, down, neurons, cols, .. } => {
-                Some([matrix(gate, neurons, cols)?, matrix(up, neurons, cols)?, matrix(down, cols, neurons)?])
+                Some(vec![matrix(gate, neurons, cols)?, matrix(up, neurons, cols)?, matrix(down, cols, neurons)?])
             }
             _ => None,
         }

@@ -192,6 +192,12 @@ impl Ffn {
             Ffn::Plain => act.apply(up),
         }
     }
+
+    /// The same of an expert's neuron, whose up stands in the place of the gate where there is none.
+    #[inline]
+    pub fn of_expert(self, act: Activation, gate: f32, up: f32) -> f32 {
+        if self == Ffn::Plain { act.apply(gate) } else { self.activation(act, gate, up) }
+    }
 }
 
 /// The norm that the model's layers and its head have.
@@ -286,7 +292,7 @@ impl ModelConfig {
         let attention: u64 = self.mixers().map(|mixer| mixer.weights(self.hidden) as u64).sum();
         let neurons = |layer: usize| match self.experts(layer) {
             Some(experts) => self.ffn * experts.count + experts.shared.map_or(0, |shared| shared.width),
-            None => self.ffn,
+            None => self.width(layer),
         };
         let ffn = self.ffn_kind.rows() as u64 * h * (0..self.layers).map(|layer| neurons(layer) as u64).sum::<u64>();
         let embeddings = h * self.vocab as u64 * if self.tied { 1 } else { 2 };
@@ -370,8 +376,8 @@ impl ModelConfig {
             if let Some(width) = shared.map(|shared| shared.width).filter(|width| !(1..=MAX_WIDTH).contains(width)) {
                 return Err(format!("the shared expert's size is {width}; it must be 1 to {MAX_WIDTH}"));
             }
-            if self.ffn_bias || self.ffn_kind == Ffn::Plain {
-                return Err("experts without gates or with biases are not supported".into());
+            if self.ffn_bias || biases && self.ffn_kind == Ffn::Plain {
+                return Err("experts with these biases are not supported".into());
             }
             if self.form.norms.parallel() || self.form.residual_scale != 1.0 {
                 return Err("experts beside parallel attention or with a residual scale are not supported".into());
@@ -407,8 +413,9 @@ impl ModelConfig {
         if self.attentions().next().is_none() {
             return Err("no layer has attention".into());
         }
-        if self.form.experts.is_some() && self.movable_layers() == 0 {
-            return Err("no layer of a mixture has experts".into());
+        if self.movable_layers() == 0 {
+            let what = if self.form.experts.is_some() { "of a mixture has experts" } else { "has an FFN" };
+            return Err(format!("no layer {what}"));
         }
         Ok(())
     }
@@ -420,7 +427,10 @@ impl ModelConfig {
             return Err("the layers of a group are not in ascending order".into());
         }
         match own.ffn {
-            Some(_) if self.form.experts.is_none_or(|experts| experts.biases) => {
+            Some(OwnFfn::Absent) if self.form.norms.parallel() => {
+                return Err("layers without an FFN beside parallel attention are not supported".into());
+            }
+            Some(own) if self.form.experts.map_or(own != OwnFfn::Absent, |experts| experts.biases) => {
                 let only = "which is supported in a mixture without biases only";
                 return Err(format!("a group of layers has an FFN of its own, {only}"));
             }
@@ -430,9 +440,9 @@ impl ModelConfig {
             _ => {}
         }
         own.convolution.map_or(Ok(()), check_taps)?;
-        own.delta.map_or(Ok(()), |delta| delta.check())?;
-        if own.convolution.is_some() && own.delta.is_some() {
-            return Err(format!("layer {first} has both a convolution and a delta net in the place of attention"));
+        own.linear.map_or(Ok(()), |linear| linear.check())?;
+        if own.convolution.is_some() && own.linear.is_some() {
+            return Err(format!("layer {first} has both a convolution and linear attention in the place of attention"));
         }
         let Some(a) = self.attention(first) else { return Ok(()) };
         check_heads(a.heads, a.kv_heads, a.head_dim)?;

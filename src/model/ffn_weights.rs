@@ -120,6 +120,11 @@ impl NeuronBlocks {
         NeuronBlocks { start: at.wrapping_sub(first * self.layout.bytes()), ..self }
     }
 
+    /// The same without a single block.
+    pub fn without_any(self) -> NeuronBlocks {
+        NeuronBlocks { count: 0, ..self }
+    }
+
     /// Bytes of all blocks.
     pub fn bytes(&self) -> u64 {
         (self.count * self.layout.bytes()) as u64
@@ -201,8 +206,7 @@ impl ExpertWeights {
     /// The rows of a neuron of experts that are packed by neuron, as if they lay one after the other: their types and bytes.
     pub fn neuron_layout(&self) -> BlockLayout {
         let first = &self.experts[0];
-        let [gate, up] = first.input_quants();
-        BlockLayout::mixed(&[gate, up, first.down.quant], first.down.cols)
+        BlockLayout::mixed(&first.parts().map(|part| part.quant).collect::<Vec<_>>(), first.down.cols)
     }
 
     /// Why a device cannot compute these experts, of a model of so many numbers a token; `None` if it can.
@@ -305,9 +309,7 @@ impl FfnMatrices {
     fn not_on_device(&self) -> Option<&'static str> {
         let unpadded = |part: &Matrix| part.row_bytes == part.quant.number_bytes(part.cols);
         let [gate, up] = self.input_quants().map(|quant| quant.input() == Input::Floats);
-        if self.parts().count() != 3 {
-            Some("its experts have no gates")
-        } else if gate != up {
+        if gate != up {
             Some("its gates take inputs as floats and its ups as int8, or the other way round")
         } else if !self.parts().all(|part| part.cols.is_multiple_of(8) && unpadded(part)) {
             Some("the rows of its experts are no multiple of 8 numbers long")

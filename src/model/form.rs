@@ -253,25 +253,28 @@ pub struct OwnForm {
     /// A short convolution over so many positions stands in the place of attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub convolution: Option<usize>,
-    /// A gated delta net stands in the place of attention.
+    /// Linear attention stands in the place of softmax attention.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub delta: Option<DeltaNet>,
+    pub linear: Option<LinearAttention>,
     /// What stands in the place of the experts, in a mixture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ffn: Option<OwnFfn>,
 }
 
-/// A gated delta net: linear attention whose state is a matrix for each head of values. With q, k, v of a token behind a short convolution,
-/// SiLU, and for q and k a division by their length, the state S `[head_dim, head_dim]` of a head becomes S' = e^g S + beta (v - e^g S k) k^T, and
-/// the head's output is S' q / sqrt(head_dim), normed and multiplied by SiLU of its gate z (Yang et al. 2024, "Gated Delta Networks", eq. 10).
+/// Linear attention: the state of a head of values is a matrix S `[head_dim, key_dim]`, which each token's query q, key k and value v replace by S' as
+/// [`StateRule`] says; the head's output is S' q. q, k and v are projections of the layer's input behind a short convolution and SiLU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DeltaNet {
+pub struct LinearAttention {
+    /// How the state goes on, and what becomes of the heads' outputs.
+    pub rule: StateRule,
     /// Heads of queries and of keys.
     pub key_heads: usize,
     /// Heads of values, each with a state; a multiple of `key_heads`.
     pub value_heads: usize,
-    /// Numbers of a head of queries, keys or values; a multiple of [`DeltaNet::LANES`].
+    /// Numbers of a head of queries or keys; a multiple of [`LinearAttention::KEYS`].
+    pub key_dim: usize,
+    /// Numbers of a head of values; a multiple of [`LinearAttention::LANES`].
     pub head_dim: usize,
     /// Positions that the convolution reads, the token's own among them.
     pub taps: usize,
@@ -280,9 +283,24 @@ pub struct DeltaNet {
     pub tiled: bool,
 }
 
-impl DeltaNet {
+/// What a token does to the state S of a head of linear attention. e^g is its decay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateRule {
+    /// A gated delta net (Yang et al. 2024, "Gated Delta Networks", eq. 10): S' = e^g S + beta (v - e^g S k) k^T. q and k are divided by their
+    /// length, q by the root of its numbers as well. Outputs are normed by head, then multiplied by SiLU of the gate z.
+    Delta,
+    /// Mamba-2 (Dao and Gu 2024, "Transformers are SSMs", section 2 and 7): S' = e^g S + dt v k^T, where g = A dt, q is C, k is B and v is x. The
+    /// convolution has biases. D v is added to the output of a head; outputs are multiplied by SiLU of the gate z, then normed over all heads
+    /// that share a head of keys.
+    Mamba2,
+}
+
+impl LinearAttention {
     /// Numbers of values that a kernel computes side by side, whatever the instruction set.
     pub const LANES: usize = 16;
+    /// Numbers of a key that a kernel reads at a time at most.
+    pub const KEYS: usize = 4;
 
     /// Numbers that pass through the convolution: queries, keys and values.
     pub const fn channels(&self) -> usize {
@@ -291,7 +309,7 @@ impl DeltaNet {
 
     /// Numbers of all heads of keys.
     pub const fn keys(&self) -> usize {
-        self.key_heads * self.head_dim
+        self.key_heads * self.key_dim
     }
 
     /// Numbers of all heads of values.
@@ -299,9 +317,29 @@ impl DeltaNet {
         self.value_heads * self.head_dim
     }
 
+    /// Rows of beta's matrix.
+    pub const fn betas(&self) -> usize {
+        if self.is_mamba() { 0 } else { self.value_heads }
+    }
+
+    /// Whether it goes on by [`StateRule::Mamba2`].
+    pub const fn is_mamba(&self) -> bool {
+        matches!(self.rule, StateRule::Mamba2)
+    }
+
+    /// Numbers of the outputs that are normed together.
+    pub const fn normed(&self) -> usize {
+        if self.is_mamba() { self.values() / self.key_heads } else { self.head_dim }
+    }
+
+    /// Weights of their norm.
+    pub const fn norm_weights(&self) -> usize {
+        if self.is_mamba() { self.values() } else { self.head_dim }
+    }
+
     /// Rows of its input matrices: q, k, v, z, beta and alpha.
     pub const fn rows(&self) -> usize {
-        self.channels() + self.values() + 2 * self.value_heads
+        self.channels() + self.values() + self.betas() + self.value_heads
     }
 
     /// The head of keys that a head of values belongs to.
@@ -310,9 +348,9 @@ impl DeltaNet {
     }
 
     /// Numbers that a layer keeps of a sequence: what the convolution reads of the last positions, `[taps - 1, channels]`, then the state of each
-    /// head of values in tiles of [`DeltaNet::LANES`] values, `[value_heads, head_dim / LANES, head_dim of keys, LANES]`.
+    /// head of values in tiles of [`LinearAttention::LANES`] values, `[value_heads, head_dim / LANES, key_dim, LANES]`.
     pub const fn kept(&self) -> usize {
-        self.columns() + self.value_heads * self.head_dim * self.head_dim
+        self.columns() + self.value_heads * self.key_dim * self.head_dim
     }
 
     /// Those of them that the convolution reads.
@@ -322,16 +360,25 @@ impl DeltaNet {
 
     /// Checks the sizes, and what must hold between them.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let DeltaNet { key_heads, value_heads, head_dim, taps, .. } = *self;
-        let sizes = [("head count of keys", key_heads), ("head count of values", value_heads), ("head size", head_dim)];
+        let LinearAttention { key_heads, value_heads, key_dim, head_dim, taps, .. } = *self;
+        let sizes = [
+            ("head count of keys", key_heads),
+            ("head count of values", value_heads),
+            ("head size of keys", key_dim),
+            ("head size", head_dim),
+        ];
         if let Some((what, value)) = sizes.into_iter().find(|(_, value)| !(1..=1 << 10).contains(value)) {
-            return Err(format!("a delta net's {what} is {value}; it must be 1 to 1024"));
+            return Err(format!("the {what} of linear attention is {value}; it must be 1 to 1024"));
         }
         if !value_heads.is_multiple_of(key_heads) {
-            return Err(format!("{value_heads} value heads of a delta net cannot share {key_heads} key heads"));
+            return Err(format!("{value_heads} value heads of linear attention cannot share {key_heads} key heads"));
         }
-        if !head_dim.is_multiple_of(Self::LANES) {
-            return Err(format!("a delta net's head size is {head_dim}; it must be a multiple of {}", Self::LANES));
+        for (what, value, unit) in [("of keys ", key_dim, Self::KEYS), ("", head_dim, Self::LANES)] {
+            if !value.is_multiple_of(unit) {
+                return Err(format!(
+                    "the head size {what}of linear attention is {value}; it must be a multiple of {unit}"
+                ));
+            }
         }
         check_taps(taps)
     }

@@ -142,8 +142,8 @@ fn expert_matrix(source: &Source, role: Role, layer: usize, expert: usize) -> Re
 
 fn shared_expert(source: &Source, layer: usize, form: SharedForm) -> Result<SharedExpert> {
     let weight = |role| source.weight(role, layer).map(matrix);
-    let [gate, up, down] = source.shared_roles(layer);
-    let input = Stacked::new(vec![weight(gate)?, weight(up)?]);
+    let (inputs, down) = source.shared_roles(layer);
+    let input = Stacked::new(inputs.iter().map(|&role| weight(role)).collect::<Result<_>>()?);
     let ffn = FfnMatrices { input, down: weight(down)?, down_by_neuron: false };
     let router = match form.weighted {
         true => source.vector(source.weight(Role::SharedRouter, layer)?)?,
@@ -152,22 +152,36 @@ fn shared_expert(source: &Source, layer: usize, form: SharedForm) -> Result<Shar
     Ok(SharedExpert { ffn, router })
 }
 
+/// The roles of the matrices that an FFN's input is multiplied with.
+fn gate_and_up(source: &Source) -> &'static [Role] {
+    if source.config.ffn_kind == Ffn::Plain { &[Role::Up] } else { &[Role::Gate, Role::Up] }
+}
+
+/// Matrices of no neurons, of the types that the first layer with an FFN has.
+fn no_ffn(source: &Source) -> Result<FfnMatrices> {
+    let c = &source.config;
+    let layer = (0..c.layers).find(|&layer| c.has_ffn(layer)).expect("some layer has an FFN");
+    let none = |role: Role, rows: usize, cols: usize| -> Result<Matrix> {
+        let view = source.weight(role, layer)?;
+        // SAFETY: nothing is read.
+        Ok(unsafe { Matrix::unpadded(&view.data[..0], Quant::of_source(view.info.dtype), rows, cols) })
+    };
+    let input = gate_and_up(source).iter().map(|&role| none(role, 0, c.hidden)).collect::<Result<_>>()?;
+    Ok(FfnMatrices { input: Stacked::new(input), down: none(Role::Down, c.hidden, 0)?, down_by_neuron: false })
+}
+
 fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
     let weight = |role| source.weight(role, layer).map(matrix);
     let Some(form) = source.config.experts(layer) else {
-        let input = match source.config.ffn_kind {
-            Ffn::Plain => vec![weight(Role::Up)?],
-            _ => vec![weight(Role::Gate)?, weight(Role::Up)?],
-        };
-        return Ok(FfnWeights::Matrices(FfnMatrices {
-            input: Stacked::new(input),
-            down: weight(Role::Down)?,
-            down_by_neuron: false,
-        }));
+        if !source.config.has_ffn(layer) {
+            return Ok(FfnWeights::Matrices(no_ffn(source)?));
+        }
+        let input = Stacked::new(gate_and_up(source).iter().map(|&role| weight(role)).collect::<Result<_>>()?);
+        return Ok(FfnWeights::Matrices(FfnMatrices { input, down: weight(Role::Down)?, down_by_neuron: false }));
     };
     let expert = |expert| -> Result<FfnMatrices> {
         let of = |role| expert_matrix(source, role, layer, expert);
-        let input = Stacked::new(vec![of(Role::Gate)?, of(Role::Up)?]);
+        let input = Stacked::new(gate_and_up(source).iter().map(|&role| of(role)).collect::<Result<_>>()?);
         Ok(FfnMatrices { input, down: of(Role::Down)?, down_by_neuron: false })
     };
     let shared = form.shared.map(|form| shared_expert(source, layer, form)).transpose()?;
@@ -220,16 +234,18 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
     };
     let head_norm =
         |role| -> Result<NormWeights> { Ok(NormWeights { weight: source.norm(role, layer)?, bias: Vec::new() }) };
-    let norm_if = |role| match source.norms().any(|norm| norm == role) {
+    let norm_if = |role| match source.norms(layer).any(|norm| norm == role) {
         true => norm(source, role, layer),
         false => Ok(NormWeights::NONE),
     };
     let attn_norm = norm_if(Role::AttnNorm)?;
     let ffn_norm = match c.form.norms {
         Norms::ParallelShared => attn_norm.clone(),
+        _ if !c.has_ffn(layer) => NormWeights::zeros(c),
         _ => norm_if(Role::FfnNorm)?,
     };
     let post_norms = match c.form.norms.after() {
+        true if !c.has_ffn(layer) => Some([norm_if(Role::AttnPostNorm)?, NormWeights::zeros(c)]),
         true => Some([norm_if(Role::AttnPostNorm)?, norm_if(Role::FfnPostNorm)?]),
         false => None,
     };

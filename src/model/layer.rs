@@ -5,7 +5,9 @@
 //! together for one layer.
 
 use super::config::{Activation, Ffn, ModelConfig, Positions};
-pub use super::form::{DeltaNet, Experts, Groups, LayerForm, Norms, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm};
+pub use super::form::{
+    Experts, Groups, LayerForm, LinearAttention, Norms, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm, StateRule,
+};
 
 /// One layer of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +31,7 @@ pub enum Mixer<'a> {
     /// A short convolution over the last positions.
     Convolution(Convolution),
     /// Linear attention with a state of a fixed size.
-    Delta(DeltaNet),
+    Linear(LinearAttention),
 }
 
 /// The short convolution of LFM2. Three projections of a token's input, b, c and x, `[hidden]` each, give u = b * x; for each number of it
@@ -60,9 +62,9 @@ impl<'a> Mixer<'a> {
         if let Mixer::Convolution(convolution) = self { Some(convolution) } else { None }
     }
 
-    /// Its delta net, if it is one.
-    pub fn delta(self) -> Option<DeltaNet> {
-        if let Mixer::Delta(delta) = self { Some(delta) } else { None }
+    /// Its linear attention, if it is that.
+    pub fn linear(self) -> Option<LinearAttention> {
+        if let Mixer::Linear(linear) = self { Some(linear) } else { None }
     }
 
     /// Its attention, if a device can compute that over keys and values in its own memory.
@@ -75,17 +77,18 @@ impl<'a> Mixer<'a> {
         match self {
             Mixer::Attention(_) => "attention",
             Mixer::Convolution(_) => "a short convolution",
-            Mixer::Delta(_) => "linear attention (a gated delta net)",
+            Mixer::Linear(linear) if linear.is_mamba() => "a state space (Mamba-2)",
+            Mixer::Linear(_) => "linear attention (a gated delta net)",
         }
     }
 
-    /// The matrices of its input, each with the name that a store has for it and its rows. Of a convolution b, c and x are one, of a delta net q,
-    /// k and v.
+    /// The matrices of its input, each with the name that a store has for it and its rows. Of a convolution b, c and x are one, of linear
+    /// attention q, k and v.
     pub fn inputs(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let all = match self {
             Mixer::Attention(a) => [("q", a.q_dim()), ("g", a.gate_dim()), ("k", a.kv_dim()), ("v", a.kv_dim())],
             Mixer::Convolution(convolution) => [("q", 3 * convolution.hidden), ("", 0), ("", 0), ("", 0)],
-            Mixer::Delta(d) => [("q", d.channels()), ("z", d.values()), ("b", d.value_heads), ("a", d.value_heads)],
+            Mixer::Linear(l) => [("q", l.channels()), ("z", l.values()), ("b", l.betas()), ("a", l.value_heads)],
         };
         all.into_iter().filter(|&(_, rows)| rows > 0)
     }
@@ -100,7 +103,7 @@ impl<'a> Mixer<'a> {
         match self {
             Mixer::Attention(attention) => attention.q_dim(),
             Mixer::Convolution(convolution) => convolution.hidden,
-            Mixer::Delta(delta) => delta.values(),
+            Mixer::Linear(linear) => linear.values(),
         }
     }
 
@@ -109,7 +112,7 @@ impl<'a> Mixer<'a> {
         match self {
             Mixer::Attention(_) => [0, 0],
             Mixer::Convolution(convolution) => [convolution.taps, convolution.hidden],
-            Mixer::Delta(delta) => [delta.taps, delta.channels()],
+            Mixer::Linear(linear) => [linear.taps, linear.channels()],
         }
     }
 
@@ -118,7 +121,7 @@ impl<'a> Mixer<'a> {
         match self {
             Mixer::Attention(_) => 0,
             Mixer::Convolution(convolution) => convolution.kept(),
-            Mixer::Delta(delta) => delta.kept(),
+            Mixer::Linear(linear) => linear.kept(),
         }
     }
 
@@ -296,9 +299,9 @@ impl ModelConfig {
                 output_bias: self.output_bias,
             })
         };
-        let mixer = match own.map(|own| (own.convolution, own.delta)) {
+        let mixer = match own.map(|own| (own.convolution, own.linear)) {
             Some((Some(taps), _)) => Mixer::Convolution(Convolution { hidden: self.hidden, taps }),
-            Some((None, Some(delta))) => Mixer::Delta(delta),
+            Some((None, Some(linear))) => Mixer::Linear(linear),
             _ => attention(),
         };
         LayerData { norms: self.form.norms, residual_scale: self.form.residual_scale, mixer, ffn }
@@ -328,9 +331,17 @@ impl ModelConfig {
         self.form.experts.is_some_and(|experts| experts.shared.is_some()) || self.form.own.iter().any(dense)
     }
 
-    /// [`ModelConfig::movable`] of layer number `layer`: none of one without a router in a mixture.
+    /// Whether layer number `layer` has an FFN.
+    pub fn has_ffn(&self, layer: usize) -> bool {
+        self.own(layer).and_then(|own| own.ffn) != Some(OwnFfn::Absent)
+    }
+
+    /// [`ModelConfig::movable`] of layer number `layer`: none of one without an FFN, or without a router in a mixture.
     pub fn movable_of(&self, layer: usize) -> usize {
-        if self.experts(layer).is_some_and(|experts| experts.count == 0) { 0 } else { self.movable() }
+        match self.has_ffn(layer) && self.experts(layer).is_none_or(|experts| experts.count > 0) {
+            true => self.movable(),
+            false => 0,
+        }
     }
 
     /// Layers that have something movable.
@@ -364,8 +375,11 @@ impl ModelConfig {
         self.form.experts.is_some() || self.activation.is_sparse()
     }
 
-    /// Neurons of an FFN of layer `layer`, or of one of its experts.
+    /// Neurons of an FFN of layer `layer`, or of one of its experts; 0 where a layer of a model without experts has no FFN.
     pub fn width(&self, layer: usize) -> usize {
-        self.form.widths.get(layer).copied().unwrap_or(self.ffn)
+        match self.form.experts.is_some() || self.has_ffn(layer) {
+            true => self.form.widths.get(layer).copied().unwrap_or(self.ffn),
+            false => 0,
+        }
     }
 }

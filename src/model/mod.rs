@@ -17,6 +17,7 @@ mod recurrent;
 pub mod role;
 pub mod source;
 mod source_checks;
+mod source_vectors;
 pub mod stacked;
 pub mod weights;
 

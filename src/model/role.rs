@@ -46,7 +46,7 @@ pub enum Role {
     AttnPostNorm,
     /// The norm of the FFN's output, `[hidden]`.
     FfnPostNorm,
-    /// The projections of a mixer that is no attention: b, c and x of a convolution, `[3 hidden, hidden]`; q, k and v of a delta net,
+    /// The projections of a mixer that is no attention: b, c and x of a convolution, `[3 hidden, hidden]`; q, k and v of linear attention,
     /// `[channels, hidden]`. Absent, as the next two, where a layer has attention.
     MixerIn,
     /// The taps of its convolution, the oldest position's first, `[channels, taps]`.
@@ -55,7 +55,7 @@ pub enum Role {
     MixerOut,
     /// The gate of attention's output, `[heads * head_dim, hidden]`; absent where there is none.
     AttnGate,
-    /// The gate z of a delta net, `[values, hidden]`; absent, as the next ones, in other layers.
+    /// The gate z of linear attention, `[values, hidden]`; absent, as the next ones, in other layers.
     DeltaGate,
     /// What beta is the sigmoid of, `[value_heads, hidden]`.
     DeltaBeta,
@@ -65,8 +65,10 @@ pub enum Role {
     StepBias,
     /// What the softplus of alpha is multiplied by to be the logarithm of the decay, or the logarithm of its negative, `[value_heads]`.
     Decay,
-    /// The norm of what a head makes, `[head_dim]`.
+    /// The norm of what heads make, `[head_dim]` or `[value_heads * head_dim]`.
     StateNorm,
+    /// What a head's values are multiplied by to be added to its output, `[value_heads]`; absent in a delta net.
+    Skip,
     /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
     SharedGate,
     /// The shared expert's up, `[its neurons, hidden]`.
@@ -78,13 +80,35 @@ pub enum Role {
 }
 
 impl Role {
+    /// Whether it is of a layer's FFN, its norm included.
+    pub fn is_of_ffn(self) -> bool {
+        use Role::*;
+        matches!(
+            self,
+            FfnNorm
+                | Gate
+                | Up
+                | Down
+                | Router
+                | SelectionBias
+                | FfnPostNorm
+                | SharedGate
+                | SharedUp
+                | SharedDown
+                | SharedRouter
+        )
+    }
+
     /// The roles of the matrices of a mixer's input, as [`Mixer::inputs`] lists them, and of the one of its output.
     pub fn of_mixer(mixer: Mixer<'_>) -> (&'static [Role], Role) {
         match mixer {
             Mixer::Attention(attention) if attention.gated => (&[Role::Q, Role::AttnGate, Role::K, Role::V], Role::O),
             Mixer::Attention(_) => (&[Role::Q, Role::K, Role::V], Role::O),
             Mixer::Convolution(_) => (&[Role::MixerIn], Role::MixerOut),
-            Mixer::Delta(_) => (&[Role::MixerIn, Role::DeltaGate, Role::DeltaBeta, Role::DeltaAlpha], Role::MixerOut),
+            Mixer::Linear(linear) if linear.is_mamba() => {
+                (&[Role::MixerIn, Role::DeltaGate, Role::DeltaAlpha], Role::MixerOut)
+            }
+            Mixer::Linear(_) => (&[Role::MixerIn, Role::DeltaGate, Role::DeltaBeta, Role::DeltaAlpha], Role::MixerOut),
         }
     }
 }

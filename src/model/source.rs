@@ -1,14 +1,14 @@
 //! A model as it was published: a Hugging Face directory or a GGUF file, with its tensors found by role.
 
-use super::config::{ModelConfig, NamedActivation, Positions};
+use super::config::{Ffn, ModelConfig, NamedActivation, Positions};
 use super::families::{self, names::DeltaRows, names::GGUF, names::Names};
-use super::layer::{Attention, DeltaNet, Norms};
-use super::recurrence::Recurrence;
+use super::layer::{Attention, LinearAttention, Norms};
 pub use super::role::Role;
+pub use super::source_vectors::finite;
 use crate::error::{Error, Result};
 use crate::formats::gguf;
 use crate::formats::neuron_store::SourceFile;
-use crate::formats::{DType, MappedFile, TensorView, Tensors, blocks, safetensors};
+use crate::formats::{DType, MappedFile, TensorView, Tensors, blocks, json, safetensors};
 use crate::hub;
 use crate::tokenizer::{TokenizerSpec, from_gguf, from_hf_dir, has_tokenizer};
 use std::path::{Path, PathBuf};
@@ -23,6 +23,8 @@ pub struct Source {
     pub tokenizer: Option<TokenizerSpec>,
     pub(super) tensors: Tensors,
     pub(super) names: Names,
+    /// The numbers that the files have for a layer's mixer and for its FFN, where these are numbered apart; otherwise empty.
+    numbers: Vec<[usize; 2]>,
     /// The files as they were before the first was read: if one is replaced meanwhile, the packed model must look outdated.
     files: Vec<SourceFile>,
 }
@@ -53,9 +55,6 @@ pub struct ExpertMatrix<'a> {
     /// `[rows, cols]` of the expert's matrix.
     pub shape: [usize; 2],
 }
-
-/// How the name of a tensor ends that holds the logarithms of what the decays' logarithms are the negatives of.
-const LOGARITHM: &str = "A_log";
 
 impl Source {
     /// Opens a directory or a GGUF and checks that all tensors are there. `activation` overrides what the files say, for files that do not
@@ -107,86 +106,25 @@ impl Source {
         Ok(RoleRows { view, rows: order.as_ref().map_or(view.info.shape[0], Vec::len), order })
     }
 
-    fn row_order(&self, role: Role, layer: usize) -> Option<Vec<usize>> {
+    pub(super) fn row_order(&self, role: Role, layer: usize) -> Option<Vec<usize>> {
         self.names.row_order(role, self.config.mixer(layer))
     }
 
-    /// What a layer's mixer has beside its matrices, if it is no attention.
-    ///
-    /// # Errors
-    /// As [`Source::weight`] and [`Source::vector`].
-    pub fn recurrence(&self, layer: usize) -> Result<Recurrence> {
-        let mixer = self.config.mixer(layer);
-        let [taps, channels] = mixer.taps();
-        if taps == 0 {
-            return Ok(Recurrence::default());
-        }
-        let vector = |role| self.vector(self.weight(role, layer)?);
-        let by_channel = vector(Role::Taps)?;
-        let taps = (0..taps * channels).map(|i| by_channel[i % channels * taps + i / channels]).collect();
-        let Some(DeltaNet { value_heads, .. }) = mixer.delta() else {
-            return Ok(Recurrence { taps, ..Default::default() });
-        };
-        let mut decay = vector(Role::Decay)?;
-        if self.names.of(Role::Decay, layer).ends_with(LOGARITHM) {
-            decay.iter_mut().for_each(|decay| *decay = -decay.exp());
-        }
-        let step_bias = self.vector(self.find(Role::StepBias, layer, "bias", &[value_heads])?)?;
-        Ok(Recurrence { taps, step_bias, decay, norm: vector(Role::StateNorm)? })
-    }
-
-    /// A role's bias as numbers, in the order of [`Source::rows`].
-    ///
-    /// # Errors
-    /// [`Error::BadFile`] if it is missing, has another shape, or holds a number that is not finite.
-    pub fn bias(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
-        let rows = self.shape(role, layer)[0];
-        let bias = self.vector(self.find(role, layer, "bias", &[rows])?)?;
-        Ok(match self.row_order(role, layer) {
-            Some(order) => order.iter().map(|&from| bias[from]).collect(),
-            None => bias,
-        })
+    /// The number that the files have for the part of a layer that a role is of.
+    pub(super) fn number(&self, role: Role, layer: usize) -> usize {
+        self.numbers.get(layer).map_or(layer, |numbers| numbers[usize::from(role.is_of_ffn())])
     }
 
     /// The norms of a layer beside those of heads.
-    pub fn norms(&self) -> impl Iterator<Item = Role> {
-        let norms = self.config.form.norms;
+    pub fn norms(&self, layer: usize) -> impl Iterator<Item = Role> {
+        let (norms, has_ffn) = (self.config.form.norms, self.config.has_ffn(layer));
         let of = [
             (norms.before(), Role::AttnNorm),
-            (norms.before() && norms != Norms::ParallelShared, Role::FfnNorm),
+            (norms.before() && norms != Norms::ParallelShared && has_ffn, Role::FfnNorm),
             (norms.after(), Role::AttnPostNorm),
-            (norms.after(), Role::FfnPostNorm),
+            (norms.after() && has_ffn, Role::FfnPostNorm),
         ];
         of.into_iter().filter_map(|(there, role)| there.then_some(role))
-    }
-
-    /// A norm's weight as numbers.
-    ///
-    /// # Errors
-    /// As [`Source::weight`] and [`Source::vector`].
-    pub fn norm(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
-        let mut weight = self.vector(self.weight(role, layer)?)?;
-        weight.iter_mut().for_each(|weight| *weight += self.names.norm_offset);
-        let order = match role {
-            Role::QNorm | Role::KNorm => self.names.head_order(weight.len()),
-            _ => None,
-        };
-        Ok(match order {
-            Some(order) => order.iter().map(|&from| weight[from]).collect(),
-            None => weight,
-        })
-    }
-
-    /// A vector as numbers.
-    ///
-    /// # Errors
-    /// [`Error::BadFile`] if it is quantised or holds a number that is not finite.
-    pub fn vector(&self, view: TensorView<'_>) -> Result<Vec<f32>> {
-        check_vector(view)?;
-        let mut out = vec![0.0; view.info.shape.iter().product()];
-        blocks::dequantize(view.info.dtype, view.data, &mut out);
-        finite(&out, view)?;
-        Ok(out)
     }
 
     /// The matrix of an expert's gate, up or down.
@@ -200,7 +138,7 @@ impl Source {
             Role::Down => [c.hidden, c.width(layer)],
             _ => [c.width(layer), c.hidden],
         };
-        let names = self.names.of_expert(role, layer, expert, experts);
+        let names = self.names.of_expert(role, self.number(role, layer), expert, experts);
         let found = names.iter().find_map(|(name, matrices)| {
             // Tensors of all experts have no ending in a Hugging Face directory.
             let view = self.tensors.get(&format!("{name}.weight")).or_else(|| self.tensors.get(name))?;
@@ -224,18 +162,10 @@ impl Source {
         Ok(ExpertMatrix { view, data: &view.data[number * bytes..(number + 1) * bytes], shape })
     }
 
-    /// The biases of all experts' gate, up or down, `[experts, rows]`.
-    ///
-    /// # Errors
-    /// As [`Source::bias`].
-    pub fn expert_biases(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
-        self.vector(self.find_expert_biases(role, layer)?)
-    }
-
     pub(super) fn find_expert_biases(&self, role: Role, layer: usize) -> Result<TensorView<'_>> {
         let c = &self.config;
         let rows = if role == Role::Down { c.hidden } else { c.width(layer) };
-        self.find_named(&self.names.of_expert_biases(role, layer), "bias", &[c.clusters(), rows])
+        self.find_named(&self.names.of_expert_biases(role, self.number(role, layer)), "bias", &[c.clusters(), rows])
     }
 
     /// Whether `down` of this layer is stored with one row per neuron (PowerInfer's `ffn_down_t`), `[ffn, hidden]`.
@@ -261,12 +191,13 @@ impl Source {
         self.config.experts(layer).is_some_and(|experts| experts.count == 0)
     }
 
-    /// The roles of gate, up and down of what every token of a mixture's layer passes through.
-    pub fn shared_roles(&self, layer: usize) -> [Role; 3] {
-        match self.has_dense(layer) {
-            true => [Role::Gate, Role::Up, Role::Down],
-            false => [Role::SharedGate, Role::SharedUp, Role::SharedDown],
-        }
+    /// The roles of what every token of a mixture's layer passes through: of gate and up, or up alone, and of down.
+    pub fn shared_roles(&self, layer: usize) -> (&'static [Role], Role) {
+        let (inputs, down): (&[Role], _) = match self.has_dense(layer) {
+            true => (&[Role::Gate, Role::Up], Role::Down),
+            false => (&[Role::SharedGate, Role::SharedUp], Role::SharedDown),
+        };
+        (&inputs[usize::from(self.config.ffn_kind == Ffn::Plain)..], down)
     }
 
     /// The shape of the tensor that holds a role's weight.
@@ -274,7 +205,7 @@ impl Source {
         let c = &self.config;
         let mixer = c.mixer(layer);
         let of = |of: fn(&Attention<'_>) -> usize| mixer.attention().map_or(0, |attention| of(&attention));
-        let delta = |of: fn(&DeltaNet) -> usize| mixer.delta().map_or(0, |delta| of(&delta));
+        let linear = |of: fn(&LinearAttention) -> usize| mixer.linear().map_or(0, |linear| of(&linear));
         let first = mixer.inputs().next().map_or(0, |(_, rows)| rows);
         match role {
             Role::Embed | Role::Head => vec![c.vocab, c.hidden],
@@ -284,17 +215,20 @@ impl Source {
             Role::Q | Role::AttnGate if of(|a| a.gated.into()) > 0 => vec![2 * of(|a| a.q_dim()), c.hidden],
             Role::Q | Role::AttnGate => vec![of(|a| a.q_dim()), c.hidden],
             Role::K | Role::V => vec![of(|a| a.kv_dim()), c.hidden],
+            Role::MixerIn | Role::DeltaGate | Role::DeltaAlpha if self.names.delta == DeltaRows::Whole => {
+                vec![mixer.rows(), c.hidden]
+            }
             Role::MixerIn | Role::DeltaGate if self.names.delta == DeltaRows::Joined => {
-                vec![first + delta(|d| d.values()), c.hidden]
+                vec![first + linear(|l| l.values()), c.hidden]
             }
             Role::DeltaBeta | Role::DeltaAlpha if self.names.delta != DeltaRows::Apart => {
-                vec![2 * delta(|d| d.value_heads), c.hidden]
+                vec![2 * linear(|l| l.value_heads), c.hidden]
             }
             Role::MixerIn => vec![first, c.hidden],
-            Role::DeltaGate => vec![delta(|d| d.values()), c.hidden],
-            Role::DeltaBeta | Role::DeltaAlpha => vec![delta(|d| d.value_heads), c.hidden],
-            Role::StepBias | Role::Decay => vec![delta(|d| d.value_heads)],
-            Role::StateNorm => vec![delta(|d| d.head_dim)],
+            Role::DeltaGate => vec![linear(|l| l.values()), c.hidden],
+            Role::DeltaBeta | Role::DeltaAlpha => vec![linear(|l| l.value_heads), c.hidden],
+            Role::StepBias | Role::Decay | Role::Skip => vec![linear(|l| l.value_heads)],
+            Role::StateNorm => vec![linear(|l| l.norm_weights())],
             Role::O | Role::MixerOut => vec![c.hidden, mixer.cols()],
             Role::Taps => mixer.taps().into_iter().rev().collect(),
             Role::Gate | Role::Up if self.has_dense(layer) => vec![self.shared_width(layer), c.hidden],
@@ -313,15 +247,27 @@ impl Source {
 
     pub(super) fn find(&self, role: Role, layer: usize, part: &str, shape: &[usize]) -> Result<TensorView<'_>> {
         let transposed = role == Role::Down && part == "weight" && self.down_by_neuron(layer);
-        let stem = if transposed { format!("blk.{layer}.ffn_down_t") } else { self.names.of(role, layer) };
+        let stem = match transposed {
+            true => format!("blk.{layer}.ffn_down_t"),
+            false => self.names.of(role, self.number(role, layer)),
+        };
         let wanted: Vec<usize> = if transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
         match self.tensor(&stem, part) {
             // One row is a vector for converters.
             Some(view) if role == Role::SharedRouter && view.info.shape == wanted[1..] => Ok(view),
             // Of one group.
             Some(view) if role == Role::SelectionBias && view.info.shape == [1, wanted[0]] => Ok(view),
+            // By head, or by what is normed together.
+            Some(view)
+                if matches!(role, Role::Decay | Role::Skip | Role::StateNorm)
+                    && view.info.shape.iter().product::<usize>() == wanted[0] =>
+            {
+                Ok(view)
+            }
             // A filter for each channel, of one channel.
-            Some(view) if role == Role::Taps && view.info.shape == [wanted[0], 1, wanted[1]] => Ok(view),
+            Some(view) if role == Role::Taps && view.info.shape[..] == [&wanted[..1], &[1], &wanted[1..]].concat() => {
+                Ok(view)
+            }
             _ => self.find_named(&stem, part, &wanted),
         }
     }
@@ -395,32 +341,6 @@ impl Source {
             hash.update(&sum.to_le_bytes());
         }
         Ok(format!("{:032x}", hash.digest128()))
-    }
-}
-
-/// Checks that a vector is of floats.
-///
-/// # Errors
-/// [`Error::BadFile`] with its name and type.
-pub(super) fn check_vector(view: TensorView<'_>) -> Result<()> {
-    if matches!(view.info.dtype, DType::F32 | DType::F16 | DType::BF16) {
-        return Ok(());
-    }
-    let why = format!("is {}; a vector must be F32, F16 or BF16", view.info.dtype.name());
-    Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
-}
-
-/// Checks that no number that was read from a tensor is NaN or infinite.
-///
-/// # Errors
-/// [`Error::BadFile`] with the tensor's name and the first such number.
-pub fn finite(values: &[f32], view: TensorView<'_>) -> Result<()> {
-    match blocks::first_non_finite(values) {
-        None => Ok(()),
-        Some(at) => {
-            let why = format!("holds {} (number {at} of those read): the model is damaged", values[at]);
-            Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why))
-        }
     }
 }
 
@@ -515,7 +435,18 @@ pub fn read_json(path: &Path, limit: u64) -> Result<serde_json::Value> {
     if file.bytes().len() as u64 > limit {
         return Err(Error::bad(path, "", format!("is larger than {limit} bytes")));
     }
-    serde_json::from_slice(file.bytes()).map_err(|e| Error::bad(path, "", format!("not understood: {e}")))
+    json::parse(file.bytes()).map_err(|e| Error::bad(path, "", format!("not understood: {e}")))
+}
+
+/// The numbers of each layer's parts, where a file numbers them apart: one after the other.
+fn numbers(config: &ModelConfig, names: &Names) -> Vec<[usize; 2]> {
+    let mut next = 0;
+    let mut of_layer = |layer| {
+        let numbers = [next, next + 1];
+        next += 1 + usize::from(config.has_ffn(layer));
+        numbers
+    };
+    if names.apart { (0..config.layers).map(&mut of_layer).collect() } else { Vec::new() }
 }
 
 fn open_dir(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActivation>) -> Result<Source> {
@@ -533,7 +464,8 @@ fn open_dir(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActivat
         true => Some(from_hf_dir(path)?),
         false => None,
     };
-    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, names, files })
+    let numbers = numbers(&config, &names);
+    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, names, numbers, files })
 }
 
 fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActivation>) -> Result<Source> {
@@ -561,5 +493,6 @@ fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActiva
         true => Some(from_gguf(&gguf.metadata, path)?),
         false => None,
     };
-    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, names, files })
+    let numbers = numbers(&config, &names);
+    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, names, numbers, files })
 }

@@ -3,7 +3,8 @@
 use super::config::{Ffn, Norm, Positions};
 use super::layer::{Experts, Norms};
 use super::role::Role;
-use super::source::{Source, check_vector};
+use super::source::Source;
+use super::source_vectors::check_vector;
 use crate::error::{Error, Result};
 use std::collections::HashSet;
 
@@ -64,7 +65,7 @@ impl Source {
         }
         for layer in 0..c.layers {
             let (inputs, output) = Role::of_mixer(c.mixer(layer));
-            let (first, others): (Vec<Role>, Vec<Role>) = self.norms().partition(|role| *role == Role::AttnNorm);
+            let (first, others): (Vec<Role>, Vec<Role>) = self.norms(layer).partition(|role| *role == Role::AttnNorm);
             let mut roles: Vec<Role> = first.into_iter().chain(inputs.iter().copied()).chain([output]).collect();
             roles.extend(others);
             let attends = c.attention(layer).is_some();
@@ -73,9 +74,13 @@ impl Source {
                 roles.extend([Role::QNorm, Role::KNorm]);
             }
             roles.extend((c.form.sinks && attends).then_some(Role::Sinks));
+            let shared_roles = || {
+                let (inputs, down) = self.shared_roles(layer);
+                inputs.iter().copied().chain([down])
+            };
             match c.experts(layer) {
                 Some(Experts { count: 0, shared, .. }) => {
-                    roles.extend(shared.iter().flat_map(|_| self.shared_roles(layer)));
+                    roles.extend(shared.iter().flat_map(|_| shared_roles()));
                 }
                 Some(experts) => {
                     self.weight(Role::Router, layer)?;
@@ -89,22 +94,25 @@ impl Source {
                         }
                     }
                     if let Some(shared) = experts.shared {
-                        roles.extend(self.shared_roles(layer));
+                        roles.extend(shared_roles());
                         roles.extend(shared.weighted.then_some(Role::SharedRouter));
                     }
                     for expert in 0..experts.count {
                         for role in [Role::Gate, Role::Up, Role::Down] {
-                            self.expert(role, layer, expert)?;
+                            if role != Role::Gate || c.ffn_kind != Ffn::Plain {
+                                self.expert(role, layer, expert)?;
+                            }
                         }
                     }
                 }
+                None if !c.has_ffn(layer) => {}
                 None if c.ffn_kind == Ffn::Plain => roles.extend([Role::Up, Role::Down]),
                 None => roles.extend([Role::Up, Role::Down, Role::Gate]),
             }
             for role in roles {
                 let view = self.weight(role, layer)?;
                 let is_small = matches!(role, Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter);
-                if is_small || self.norms().any(|norm| norm == role) {
+                if is_small || self.norms(layer).any(|norm| norm == role) {
                     check_vector(view)?;
                 }
                 let biased = match role {

@@ -1,10 +1,10 @@
 //! A model ready to run: its shape and where each matrix lies in the mapped neuron store. No weight is copied.
 
 use super::block::{self, BlockLayout};
-use super::config::{Ffn, ModelConfig, Norm, Positions};
-use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks};
+use super::config::{Activation, Ffn, ModelConfig, Norm, Positions};
+use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks, SharedExpert};
 use super::fingerprint::Fingerprint;
-use super::layer::{Experts, Mixer, Norms};
+use super::layer::{Experts, LinearAttention, Mixer, Norms, SharedForm};
 pub use super::matrix::Matrix;
 use super::recurrence::Recurrence;
 use super::source::Source;
@@ -30,6 +30,12 @@ pub struct NormWeights {
 impl NormWeights {
     /// Of a layer that does not norm.
     pub(crate) const NONE: NormWeights = NormWeights { weight: Vec::new(), bias: Vec::new() };
+
+    /// Of an FFN that is not there: the norm of anything is 0.
+    pub(super) fn zeros(c: &ModelConfig) -> NormWeights {
+        let zeros = vec![0.0; c.hidden];
+        NormWeights { bias: if matches!(c.norm, Norm::Layer(_)) { zeros.clone() } else { Vec::new() }, weight: zeros }
+    }
 
     /// The same norm with a result that is `scale` times as large.
     pub(super) fn scaled(mut self, scale: f32) -> NormWeights {
@@ -145,11 +151,8 @@ impl Model {
         let logit_scale = std::mem::replace(&mut config.logit_scale, 1.0);
         let experts = config.form.experts;
         let not_held = [
-            (experts.is_some_and(|experts| experts.shared.is_some()), "a shared expert"),
             (experts.is_some_and(|experts| experts.biases), "biases of experts"),
-            (experts.is_some_and(|experts| experts.selection_bias), "a selection bias"),
             (config.form.sinks, "sinks of attention"),
-            (experts.is_some() && config.movable_layers() < config.layers, "layers without experts in a mixture"),
         ];
         if let Some((_, what)) = not_held.into_iter().find(|(has, _)| *has) {
             let why = format!("names {what}, which no store holds; pack the model again");
@@ -244,8 +247,14 @@ impl Model {
     /// Why a device cannot compute with it; `None` if it can.
     pub fn not_on_device(&self) -> Option<&'static str> {
         if self.config.form.experts.is_some() {
+            if self.config.ffn_kind == Ffn::Plain && self.config.activation != Activation::Relu2 {
+                return Some("its experts have no gates, and another activation than ReLU squared");
+            }
             let experts = self.layers.iter().filter_map(|layer| layer.ffn.experts());
             return experts.into_iter().find_map(|experts| experts.not_on_device(self.config.hidden));
+        }
+        if self.config.movable_layers() < self.config.layers {
+            return Some("some of its layers have no FFN");
         }
         if !self.has_neurons() {
             return Some("it is read in place, and a device needs neurons by themselves");
@@ -369,12 +378,16 @@ impl Sections<'_> {
 
     fn recurrence(&self, layer: usize, mixer: Mixer<'_>) -> Result<Recurrence> {
         let vector = |part: &str, len: usize| self.vector_if(len > 0, &format!("layer.{layer}.{part}"), len);
-        let (value_heads, head_dim) = mixer.delta().map_or((0, 0), |delta| (delta.value_heads, delta.head_dim));
+        let of = |of: fn(&LinearAttention) -> usize| mixer.linear().map_or(0, |linear| of(&linear));
+        let of_mamba =
+            |of: fn(&LinearAttention) -> usize| mixer.linear().filter(|l| l.is_mamba()).map_or(0, |l| of(&l));
         Ok(Recurrence {
             taps: vector("taps", mixer.taps().iter().product())?,
-            step_bias: vector("step_bias", value_heads)?,
-            decay: vector("decay", value_heads)?,
-            norm: vector("state_norm", head_dim)?,
+            conv_bias: vector("conv_bias", of_mamba(|linear| linear.channels()))?,
+            step_bias: vector("step_bias", of(|linear| linear.value_heads))?,
+            decay: vector("decay", of(|linear| linear.value_heads))?,
+            norm: vector("state_norm", of(|linear| linear.norm_weights()))?,
+            skip: vector("skip", of_mamba(|linear| linear.value_heads))?,
         })
     }
 
@@ -430,46 +443,72 @@ impl Sections<'_> {
         Ok(ExpertWeights { router: None, selection_bias: Vec::new(), experts, biases: None, shared: None })
     }
 
-    /// The experts of a layer, packed by neuron, and their router.
+    /// The experts of a layer, packed by neuron, and their router; and the expert that every token has.
     fn experts(&self, layer: usize, c: &ModelConfig, form: Experts) -> Result<ExpertWeights> {
-        let name = format!("layer.{layer}.ffn");
-        let section = self.0.section(&name).ok_or_else(|| self.bad(&name, "the section is missing".into()))?;
+        let name = |part: &str| format!("layer.{layer}.{part}");
+        let shared = form.shared.map(|shared| self.shared(layer, c, shared)).transpose()?;
+        let none =
+            ExpertWeights { router: None, selection_bias: Vec::new(), experts: Vec::new(), biases: None, shared };
+        if form.count == 0 {
+            return Ok(none);
+        }
+        let section =
+            self.0.section(&name("ffn")).ok_or_else(|| self.bad(&name("ffn"), "the section is missing".into()))?;
         let content = section.content;
         let Content::Experts { gate, up, down, experts, neurons, cols } = content else {
-            return Err(self.bad(&name, format!("is {content:?}, not experts")));
+            return Err(self.bad(&name("ffn"), format!("is {content:?}, not experts")));
         };
         let gated = c.ffn_kind != Ffn::Plain;
-        if (experts, neurons, cols, gated, c.activation.is_sparse()) != (form.count, c.ffn, c.hidden, true, true) {
+        if (experts, neurons, cols, gate.is_some(), c.activation.is_sparse())
+            != (form.count, c.ffn, c.hidden, gated, true)
+        {
             let (count, ffn, hidden) = (form.count, c.ffn, c.hidden);
             let why = format!(
-                "is {content:?}, not {count} experts of {ffn} gated neurons that can be off, with rows of {hidden} numbers"
+                "is {content:?}, not {count} experts of {ffn} neurons that can be off, with rows of {hidden} numbers"
             );
-            return Err(self.bad(&name, why));
+            return Err(self.bad(&name("ffn"), why));
         }
         let each = content.cluster_bytes().expect("the section's length was checked by it") as usize;
         let expert = |bytes: &[u8]| {
             let mut at = 0;
             let mut matrix = |quant: Quant| {
-                // SAFETY: the bytes are the map's, which the model keeps open; they are as many as the three matrices take, and each
-                // begins at a multiple of a row's alignment.
+                // SAFETY: the bytes are the map's, which the model keeps open; they are as many as the matrices take, and each begins at a
+                // multiple of a row's alignment.
                 let matrix = unsafe { Matrix::over(&bytes[at..], quant, neurons, cols) };
                 at += matrix.bytes() as usize;
                 matrix
             };
-            let input = vec![matrix(gate), matrix(up)];
+            let input = gate.into_iter().chain([up]).map(&mut matrix).collect();
             FfnMatrices { input: Stacked::new(input), down: matrix(down), down_by_neuron: true }
         };
         let experts = self.0.bytes(section).chunks_exact(each).map(expert).collect();
-        let router = self.checked_matrix(&format!("layer.{layer}.router"), form.count, c.hidden)?;
-        Ok(ExpertWeights { router: Some(router), selection_bias: Vec::new(), experts, biases: None, shared: None })
+        let router = self.checked_matrix(&name("router"), form.count, c.hidden)?;
+        let selection_bias = self.vector_if(form.selection_bias, &name("selection_bias"), form.count)?;
+        Ok(ExpertWeights { router: Some(router), selection_bias, experts, ..none })
+    }
+
+    /// The expert that every token of a layer has.
+    fn shared(&self, layer: usize, c: &ModelConfig, form: SharedForm) -> Result<SharedExpert> {
+        let name = |part: &str| format!("layer.{layer}.shared_{part}");
+        let inputs: &[&str] = if c.ffn_kind == Ffn::Plain { &["up"] } else { &["gate", "up"] };
+        let input = inputs.iter().map(|part| self.matrix(&name(part), form.width, c.hidden)).collect::<Result<_>>()?;
+        let down = self.matrix(&name("down"), c.hidden, form.width)?;
+        let ffn = FfnMatrices { input: Stacked::new(input), down, down_by_neuron: false };
+        Ok(SharedExpert { ffn, router: self.vector_if(form.weighted, &name("router"), c.hidden)? })
     }
 
     fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {
         let name = |part: &str| format!("layer.{layer}.{part}");
         let ffn = match c.form.experts {
-            Some(experts) if experts.routed() => FfnWeights::Experts(self.experts(layer, c, experts)?),
+            Some(form) if form.routed() => {
+                FfnWeights::Experts(self.experts(layer, c, c.experts(layer).unwrap_or(form))?)
+            }
             Some(clusters) => FfnWeights::Experts(self.clusters(&name("ffn"), c, clusters)?),
-            None => FfnWeights::Neurons(self.neurons(&name("ffn"), c)?),
+            None if c.has_ffn(layer) => FfnWeights::Neurons(self.neurons(&name("ffn"), c)?),
+            None => {
+                let other = (0..c.layers).find(|&layer| c.has_ffn(layer)).expect("some layer has an FFN");
+                FfnWeights::Neurons(self.neurons(&format!("layer.{other}.ffn"), c)?.without_any())
+            }
         };
         let order = match self.0.section(&name("order")) {
             Some(section) if section.content == Content::Numbers && section.bytes == c.ffn as u64 * 4 => {
@@ -489,9 +528,11 @@ impl Sections<'_> {
         let attn_norm = norm_if(norms.before(), "attn_norm")?;
         let ffn_norm = match norms {
             Norms::ParallelShared => attn_norm.clone(),
+            _ if !c.has_ffn(layer) => NormWeights::zeros(c),
             _ => norm_if(norms.before(), "ffn_norm")?,
         };
         let post_norms = match norms.after() {
+            true if !c.has_ffn(layer) => Some([self.norm(&name("attn_post_norm"), c)?, NormWeights::zeros(c)]),
             true => Some([self.norm(&name("attn_post_norm"), c)?, self.norm(&name("ffn_post_norm"), c)?]),
             false => None,
         };
@@ -513,8 +554,8 @@ impl Sections<'_> {
             ffn_norm,
             post_norms,
             ffn,
-            up_bias: self.vector_if(c.ffn_bias, &name("up_bias"), c.ffn)?,
-            down_bias: self.vector_if(c.ffn_bias, &name("down_bias"), c.hidden)?,
+            up_bias: self.vector_if(c.ffn_bias && c.has_ffn(layer), &name("up_bias"), c.ffn)?,
+            down_bias: self.vector_if(c.ffn_bias && c.has_ffn(layer), &name("down_bias"), c.hidden)?,
             order,
         })
     }

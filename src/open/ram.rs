@@ -342,7 +342,7 @@ fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresigh
 /// # Panics
 /// If the model has neither.
 pub fn layer_blocks(model: &Model) -> Result<Vec<LayerBlocks>> {
-    // A layer without experts in a mixture stands with those of another, and is never asked for.
+    // A layer without experts in a mixture, or without an FFN, stands with those of another, and is never asked for.
     let some = model.layers.iter().find_map(|layer| layer.ffn.experts().filter(|experts| !experts.experts.is_empty()));
     let blocks = model.layers.iter().enumerate().map(|(l, layer)| {
         let name = format!("layer.{l}.ffn");
@@ -352,8 +352,16 @@ pub fn layer_blocks(model: &Model) -> Result<Vec<LayerBlocks>> {
             }
             (Some(experts), _) => expert_blocks(model, experts),
             (None, Some(store)) => {
+                let has_ffn = |l: &usize| model.config.has_ffn(*l);
+                let described = (l..model.layers.len()).chain(0..l).find(has_ffn).expect("some layer has an FFN");
+                let name = format!("layer.{described}.ffn");
                 let missing = || Error::bad(model.path(), &name, "the section is missing");
-                LayerBlocks::of_neurons(store.section(&name).ok_or_else(missing)?.offset, layer.block().bytes())
+                let offset = store.section(&name).ok_or_else(missing)?.offset;
+                let blocks = LayerBlocks::of_neurons(offset, layer.block().bytes());
+                if described != l {
+                    return Ok(blocks.idle());
+                }
+                blocks
             }
             (None, None) => panic!("a model with neurons is packed"),
         };

@@ -1,15 +1,15 @@
 //! The experts of a mixture whose activation has zeros, packed by neuron: gate, up and down of each expert with a row for every neuron, so
 //! that up and down of a neuron that does not fire are not read.
 
-use super::job::{Job, NEURONS_PER_TASK, check_range, convert_row, gather_columns};
+use super::job::{Job, NEURONS_PER_TASK, check_range, convert_row, gather_columns, vector};
 use super::types::{Types, own};
 use crate::error::{Error, Result};
 use crate::formats::neuron_store::{Content, Writer};
 use crate::formats::rows::{self, Quant};
+use crate::model::config::Ffn;
+use crate::model::layer::SharedForm;
 use crate::model::source::{ExpertMatrix, Role, Source};
 use rayon::prelude::*;
-
-const ROLES: [Role; 3] = [Role::Gate, Role::Up, Role::Down];
 
 /// Refuses a mixture that gains nothing by being packed, and types that its experts cannot have.
 pub(super) fn check(source: &Source, types: Types) -> Result<()> {
@@ -21,20 +21,12 @@ pub(super) fn check(source: &Source, types: Types) -> Result<()> {
             c.activation
         )));
     }
-    if c.has_shared() {
-        let why = "this mixture has shared experts, which are not packed by neuron: it is read where it lies; give its directory or GGUF as it is";
-        return Err(Error::Usage(why.into()));
-    }
-    if c.form.experts.is_some_and(|experts| experts.selection_bias) {
-        let why =
-            "this mixture's router has a selection bias, which no store holds: it is read where it lies; give its GGUF";
-        return Err(Error::Usage(why.into()));
-    }
     if types == Types::Clusters {
         let why = "--quant clusters: a mixture's experts are clusters already; leave it out";
         return Err(Error::Usage(why.into()));
     }
-    (0..c.layers).try_for_each(|layer| content(source, types, layer).map(drop))
+    let with_experts = |layer: &usize| c.movable_of(*layer) > 0;
+    (0..c.layers).filter(with_experts).try_for_each(|layer| content(source, types, layer).map(drop))
 }
 
 /// What the section of a layer's experts holds.
@@ -61,35 +53,67 @@ pub(super) fn content(source: &Source, types: Types, layer: usize) -> Result<Con
         }
     };
     let experts = c.form.experts.map_or(0, |experts| experts.count);
-    let [gate, up, down] = [quant(Role::Gate)?, quant(Role::Up)?, quant(Role::Down)?];
+    let gate = (c.ffn_kind != Ffn::Plain).then(|| quant(Role::Gate)).transpose()?;
+    let [up, down] = [quant(Role::Up)?, quant(Role::Down)?];
     Ok(Content::Experts { gate, up, down, experts, neurons: c.width(layer), cols: c.hidden })
 }
 
-/// Bytes of a layer's experts and its router.
+/// Bytes of a layer's experts, its router and its shared expert.
 pub(super) fn packed_bytes(source: &Source, types: Types, layer: usize) -> Result<u64> {
+    let (hidden, (inputs, output)) = (source.config.hidden, source.shared_roles(layer));
+    let shared = match source.config.experts(layer).and_then(|experts| experts.shared) {
+        Some(SharedForm { width, .. }) => {
+            let bytes = |role, rows: usize, cols| Ok((rows * types.of(source, role, layer)?.row_bytes(cols)) as u64);
+            let inputs = inputs.iter().map(|&role| bytes(role, width, hidden)).sum::<Result<u64>>()?;
+            inputs + bytes(output, hidden, width)?
+        }
+        None => 0,
+    };
+    if source.config.movable_of(layer) == 0 {
+        return Ok(shared);
+    }
     let content = content(source, types, layer)?;
     let Content::Experts { experts, cols, .. } = content else { unreachable!("it is one of experts") };
-    Ok(experts as u64 * (content.cluster_bytes().unwrap_or(0) + Quant::F32.row_bytes(cols) as u64))
+    Ok(shared + experts as u64 * (content.cluster_bytes().unwrap_or(0) + Quant::F32.row_bytes(cols) as u64))
 }
 
 impl Job<'_> {
-    /// Writes a layer's router and experts.
+    /// Writes a layer's router and experts, and the expert that every token has.
     pub(super) fn experts(&self, writer: &mut Writer, layer: usize) -> Result<()> {
-        let cols = self.source.config.hidden;
-        self.rows(writer, &format!("layer.{layer}.router"), cols, &[(Role::Router, layer)])?;
+        let (c, name) = (&self.source.config, |part: &str| format!("layer.{layer}.{part}"));
+        let (cols, form) = (c.hidden, c.experts(layer).expect("a mixture"));
+        if let Some(SharedForm { width, weighted }) = form.shared {
+            let (inputs, down) = self.source.shared_roles(layer);
+            for (&role, part) in inputs.iter().rev().zip(["shared_up", "shared_gate"]) {
+                self.rows(writer, &name(part), cols, &[(role, layer)])?;
+            }
+            self.rows(writer, &name("shared_down"), width, &[(down, layer)])?;
+            if weighted {
+                let router = self.source.weight(Role::SharedRouter, layer)?;
+                vector(writer, &name("shared_router"), &self.source.vector(router)?)?;
+            }
+        }
+        if form.count == 0 {
+            return Ok(());
+        }
+        self.rows(writer, &name("router"), cols, &[(Role::Router, layer)])?;
+        if form.selection_bias {
+            vector(writer, &name("selection_bias"), &self.source.bias(Role::SelectionBias, layer)?)?;
+        }
         let content = content(self.source, self.types, layer)?;
         let Content::Experts { gate, up, down, experts, neurons, .. } = content else {
             unreachable!("it is one of experts")
         };
         let bytes = content.cluster_bytes().expect("the source's matrices fit in memory");
-        let section = writer.add(&format!("layer.{layer}.ffn"), content, bytes * experts as u64);
+        let section = writer.add(&name("ffn"), content, bytes * experts as u64);
         writer.add_checksums(section, &content.cluster_parts().expect("the source's matrices fit in memory"));
         let pieces = neurons.div_ceil(NEURONS_PER_TASK);
         (0..experts * pieces).into_par_iter().try_for_each(|task| {
             let (expert, first) = (task / pieces, task % pieces * NEURONS_PER_TASK);
             let range = first..neurons.min(first + NEURONS_PER_TASK);
             let mut at = bytes * expert as u64;
-            for (role, quant) in ROLES.into_iter().zip([gate, up, down]) {
+            for (role, quant) in [(Role::Gate, gate), (Role::Up, Some(up)), (Role::Down, Some(down))] {
+                let Some(quant) = quant else { continue };
                 let row_bytes = quant.row_bytes(cols);
                 let matrix = self.source.expert(role, layer, expert)?;
                 let mut out = vec![0; range.len() * row_bytes];

@@ -153,7 +153,14 @@ impl Mix {
             Role::Down => by_layer(table.down[usize::from(falcon)]),
             _ => table.main,
         };
-        fitting(kind, if matches!(role, Role::O | Role::MixerOut) { c.mixer(layer).cols() } else { c.hidden })
+        let cols = match role {
+            Role::O | Role::MixerOut => c.mixer(layer).cols(),
+            Role::SharedDown => {
+                c.experts(layer).and_then(|experts| experts.shared).map_or(c.hidden, |shared| shared.width)
+            }
+            _ => c.hidden,
+        };
+        fitting(kind, cols)
     }
 }
 

@@ -54,6 +54,7 @@ pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
         sum += bytes(output, layer, c.hidden, c.mixer(layer).cols())?;
         sum += match types {
             _ if c.form.experts.is_some() => experts::packed_bytes(source, types, layer)?,
+            _ if !c.has_ffn(layer) => 0,
             Types::Clusters => clusters::packed_bytes(source, layer)?,
             _ => (c.ffn * layout(source, types, layer)?.bytes()) as u64,
         };
@@ -146,7 +147,8 @@ impl Job<'_> {
     /// All sections of a layer.
     fn layer(&self, writer: &mut Writer, layer: usize, order: &Permutation) -> Result<()> {
         let (c, name) = (&self.source.config, |part: &str| format!("layer.{layer}.{part}"));
-        let (first, others): (Vec<Role>, Vec<Role>) = self.source.norms().partition(|role| *role == Role::AttnNorm);
+        let (first, others): (Vec<Role>, Vec<Role>) =
+            self.source.norms(layer).partition(|role| *role == Role::AttnNorm);
         for role in first {
             self.norm(writer, &name(part_of(role)), role, layer)?;
         }
@@ -156,6 +158,7 @@ impl Job<'_> {
         }
         match self.types {
             _ if c.form.experts.is_some() => self.experts(writer, layer)?,
+            _ if !c.has_ffn(layer) => return Ok(()),
             Types::Clusters => self.clusters(writer, &name("ffn"), layer)?,
             _ => self.neurons(writer, &name("ffn"), layer, order)?,
         }
@@ -239,7 +242,9 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
         Role::Down => c.form.experts.is_some() || types == Types::Clusters,
         _ => false,
     };
-    let others = [Role::Embed, Role::Up, Role::Down].into_iter().filter(|role| !not_here(*role)).map(|role| (role, 0));
+    let first = types::first_with_ffn(source);
+    let others =
+        [Role::Embed, Role::Up, Role::Down].into_iter().filter(|role| !not_here(*role)).map(|role| (role, first));
     let rows = others.chain(inputs).map(|(role, layer)| (role, layer, c.hidden));
     for (role, layer, cols) in rows.chain(outputs) {
         let quant = types.of(source, role, layer)?;

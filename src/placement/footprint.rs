@@ -98,7 +98,8 @@ impl Footprint {
         };
         let bytes = |m: &Mixer<'_>| m.rows() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(m.cols());
         let (attention, most) = (c.mixers().map(|m| bytes(&m)).sum::<usize>(), c.most_of_mixers(bytes));
-        let shared = |width: usize| 2 * width * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(width);
+        let inputs = c.ffn_kind.rows() - 1;
+        let shared = |width: usize| inputs * width * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(width);
         let shared: usize = shared_widths(c).map(shared).sum();
         Footprint {
             layers: c.layers,
@@ -244,19 +245,22 @@ fn whole_experts(c: &ModelConfig) -> Option<Experts> {
     c.form.experts.filter(|experts| !experts.by_neuron)
 }
 
-/// Neurons of what every token passes through in each layer of a mixture that has such a thing.
+/// Neurons of what every token passes through in each layer of a mixture that has such a thing, where a device computes it.
 fn shared_widths(c: &ModelConfig) -> impl Iterator<Item = usize> {
-    (0..c.layers).filter_map(|layer| Some(c.experts(layer)?.shared?.width))
+    let layers = if c.neurons_inside() { 0 } else { c.layers };
+    (0..layers).filter_map(|layer| Some(c.experts(layer)?.shared?.width))
 }
 
-/// Bytes of the shared experts of all layers.
+/// Bytes of the shared experts of all layers that a device computes.
 fn shared_bytes(model: &Model) -> u64 {
-    model.layers.iter().filter_map(|layer| layer.ffn.experts()).map(ExpertWeights::shared_bytes).sum()
+    let layers = if model.config.neurons_inside() { &[] } else { &model.layers[..] };
+    layers.iter().filter_map(|layer| layer.ffn.experts()).map(ExpertWeights::shared_bytes).sum()
 }
 
 /// Weights of attention's matrices and of shared experts, of all layers.
 fn attention_weights(c: &ModelConfig) -> usize {
-    c.mixers().map(|m| m.weights(c.hidden)).sum::<usize>() + c.hidden * 3 * shared_widths(c).sum::<usize>()
+    c.mixers().map(|m| m.weights(c.hidden)).sum::<usize>()
+        + c.hidden * c.ffn_kind.rows() * shared_widths(c).sum::<usize>()
 }
 
 /// Weights of what is placed as one.

@@ -5,7 +5,7 @@ use crate::error::{Error, Result, excerpt};
 use crate::formats::rows::Quant;
 use crate::model::KvType;
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
-use crate::model::layer::{DeltaNet, Experts, LayerForm, OwnForm, Scoring, SharedForm};
+use crate::model::layer::{Experts, LayerForm, LinearAttention, OwnForm, Scoring, SharedForm, StateRule};
 
 /// ReLU LLaMAs: name, hidden, layers, FFN, heads, kv heads.
 const DENSE: [(&str, [usize; 5]); 3] = [
@@ -30,7 +30,7 @@ struct Mixture {
 struct Hybrid {
     /// One layer of so many has attention, the others have a delta net.
     every: usize,
-    delta: DeltaNet,
+    delta: LinearAttention,
     /// Neurons of the expert that every token has.
     shared: usize,
 }
@@ -45,7 +45,15 @@ const MIXTURES: [Mixture; 6] = [
     Mixture {
         hybrid: Some(Hybrid {
             every: 4,
-            delta: DeltaNet { key_heads: 16, value_heads: 32, head_dim: 128, taps: 4, tiled: true },
+            delta: LinearAttention {
+                rule: StateRule::Delta,
+                key_heads: 16,
+                value_heads: 32,
+                key_dim: 128,
+                head_dim: 128,
+                taps: 4,
+                tiled: true,
+            },
             shared: 512,
         }),
         ..mixture("qwen3.5-35b-a3b", [2048, 40, 512, 16, 2, 256, 248_320], (256, 8), ("Q4_K_M", Q4_K_M))
@@ -150,7 +158,7 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
     if let Some(Hybrid { every, delta, shared }) = &m.hybrid {
         let recurs = (0..layers).filter(|layer| !(layer + 1).is_multiple_of(*every)).collect();
         config.form.gated = true;
-        config.form.own = vec![OwnForm { layers: recurs, delta: Some(*delta), ..OwnForm::default() }];
+        config.form.own = vec![OwnForm { layers: recurs, linear: Some(*delta), ..OwnForm::default() }];
         let shared = Some(SharedForm { width: *shared, weighted: true });
         config.form.experts.iter_mut().for_each(|experts| experts.shared = shared);
     }

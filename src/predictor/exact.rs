@@ -56,6 +56,9 @@ impl Predictor for Exact {
         let (c, layer) = (&model.config, &model.layers[layer]);
         let (h, ffn) = (c.hidden, c.ffn);
         assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
+        if layer.neurons().count == 0 {
+            return scores.fill(0.0);
+        }
         scratch.normed.resize(n * h, 0.0);
         for (x, out) in residual.chunks_exact(h).zip(scratch.normed.chunks_exact_mut(h)) {
             math::norm(c.norm, &layer.ffn_norm, x, out);

@@ -70,6 +70,9 @@ impl Sign {
             || vec![0.0; c.hidden],
             |values, (row, bits)| {
                 let (layer, neuron) = (&model.layers[row / c.ffn], row % c.ffn);
+                if neuron >= layer.neurons().count {
+                    return;
+                }
                 let part = layer.block().gate_or_up();
                 rows::decode(part.quant, layer.neurons().part(part, neuron), values);
                 sign::pack(values, bits);
@@ -109,6 +112,9 @@ impl Predictor for Sign {
         let Tools { model, pool, kernels, scratch } = tools;
         let (h, ffn) = (model.config.hidden, model.config.ffn);
         assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
+        if model.layers[layer].neurons().count == 0 {
+            return scores.fill(f32::NEG_INFINITY);
+        }
         let lines = sign::lines(h);
         scratch.normed.resize(h, 0.0);
         scratch.bits.resize(n * lines, BitLine::default());

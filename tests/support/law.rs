@@ -261,7 +261,7 @@ pub fn summed(c: &ModelConfig, sizes: &[usize]) -> f32 {
         // A product of three sums is as far off as all of them together.
         Mixer::Convolution(convolution) => 3 * c.hidden + convolution.taps + mixer.cols(),
         // A state is a sum over positions, read by a sum over a key's numbers, with a product of both at the end.
-        Mixer::Delta(delta) => 3 * (c.hidden + delta.taps) + 3 * delta.head_dim + positions + mixer.cols(),
+        Mixer::Linear(linear) => 3 * (c.hidden + linear.taps) + 3 * linear.key_dim + positions + mixer.cols(),
     };
     let terms = c.mixers().map(mixed).sum::<usize>() + c.layers * (c.hidden + c.ffn) + c.hidden;
     4.5 * (terms as f32).sqrt() * 2f32.powi(-24)

@@ -35,7 +35,8 @@ pub struct ExpertFfn {
     pub used: usize,
     /// Columns, 1 to 32.
     pub n: usize,
-    /// In each slot an expert: gate and up, `[ffn]` rows of `hidden` numbers each, and down, `[hidden]` rows of `ffn`. Rows have no padding.
+    /// In each slot an expert: gate and up, `[ffn]` rows of `hidden` numbers each, and down, `[hidden]` rows of `ffn`. Rows have no padding. Gate
+    /// and up may be the same.
     pub blocks: [Buffer; 3],
     /// Biases of all the layer's experts: of gate and up, `[experts, 2 ffn]` f32, and of down, `[experts, hidden]`; no bytes where there are none.
     pub biases: [Buffer; 2],
@@ -171,7 +172,9 @@ impl DeviceKernel for ExpertFfn {
             }
             if !scratch.tokens.is_empty() {
                 self.expert(at, kernels, slot, x, scratch);
-                let bytes = self.slot_bytes().iter().sum::<usize>() as u64;
+                // What is gate and up is read from memory once.
+                let first = usize::from(self.blocks[0] == self.blocks[1]);
+                let bytes = self.slot_bytes()[first..].iter().sum::<usize>() as u64;
                 work += KernelWork::products(bytes, 3 * hidden * self.ffn, scratch.tokens.len());
             }
         }

@@ -26,7 +26,7 @@ pub struct ExpertBuffers {
     inputs: Vec<Columns>,
     /// What each group's `down` reads.
     columns: Vec<Columns>,
-    /// Products of gate and up, `[tokens of all groups, 2 ffn]`.
+    /// Products of gate and up, `[tokens of all groups, 2 ffn]`; without gates those of up stand in the gates' places.
     products: Vec<f32>,
     /// `[tokens of all groups, ffn]`
     activations: Vec<f32>,
@@ -225,7 +225,7 @@ impl ExpertBuffers {
             for token in tokens_of(group) {
                 let (gates, ups) = self.products[2 * token * ffn..2 * (token + 1) * ffn].split_at(ffn);
                 for ((count, &gate), &up) in counts.iter_mut().zip(gates).zip(ups) {
-                    *count += u32::from(config.ffn_kind.activation(config.activation, gate, up) != 0.0);
+                    *count += u32::from(config.ffn_kind.of_expert(config.activation, gate, up) != 0.0);
                 }
             }
         });

@@ -243,10 +243,9 @@ impl Firing<'_, '_> {
                 self.add_dense(compute.again(), number, buffers, hidden);
                 continue;
             }
-            let row = |matrix: &Matrix| matrix.row_bytes as u64;
-            let [gate, up] = [0, 1].map(|part| &expert.input.parts()[part]);
-            bytes += buffers.gates[number] as u64 * row(gate);
-            bytes += buffers.counts[number] as u64 * (row(up) + row(&expert.down));
+            let mut rows = expert.parts().map(|matrix| matrix.row_bytes as u64);
+            bytes += buffers.gates[number] as u64 * rows.next().expect("an expert has matrices");
+            bytes += buffers.counts[number] as u64 * rows.sum::<u64>();
             while let Some(Unit { group: of, at, .. }) = buffers.units.get(unit).copied()
                 && of == number
             {
@@ -273,7 +272,7 @@ impl Firing<'_, '_> {
         let (mut at, mut most) = (0, 0);
         for (number, (group, &count)) in self.chosen.groups.iter().zip(&*counts).enumerate() {
             let expert = self.chosen.expert(group);
-            let bytes = expert.input.parts()[1].row_bytes + expert.down.row_bytes;
+            let bytes = expert.parts().skip(1).map(|matrix| matrix.row_bytes).sum();
             let pieces_of = |neurons| units_of(neurons, bytes).min(most_units);
             let size = (group.tokens * self.config.hidden).next_multiple_of(LINE);
             // Taken for all neurons, so that longer lists later allocate nothing.
@@ -307,7 +306,7 @@ impl Firing<'_, '_> {
                 (outputs.part(unit.at..unit.at + group.tokens * self.config.hidden), masks.part(part.clone()))
             };
             out.fill(0.0);
-            for matrix in [1, 2] {
+            for matrix in 1..self.config.ffn_kind.rows() {
                 self.chosen.arrival.wait(unit.group, matrix);
             }
             self.walk(group, &neurons[part], masks, input(unit.group), out);
@@ -317,22 +316,24 @@ impl Firing<'_, '_> {
     /// Adds to `out`, `[tokens, hidden]`, what these neurons of the group's expert add. Leaves in `masks` the tokens for which they add something.
     fn walk(&self, group: &Group, neurons: &[u32], masks: &mut [u32], x: &Columns, out: &mut [f32]) {
         let (n, c, expert) = (group.tokens, self.config, self.chosen.expert(group));
-        let (ups, down) = (&expert.input.parts()[1], &expert.down);
+        let (ups, down) = (expert.input.parts().get(1), &expert.down);
         let known = &self.products[group.first * 2 * c.ffn..];
         let tokens = self.chosen.tokens_of(group);
         let mut downs = Downs::new(self.kernels, part_of(down), c.hidden, n);
         let (mut products, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
-        [ups, down].into_iter().for_each(|rows| ahead::begin(self.kernels, rows, neurons, 0));
+        ups.into_iter().chain([down]).for_each(|rows| ahead::begin(self.kernels, rows, neurons, 0));
         for (i, (&neuron, mask)) in neurons.iter().zip(masks).enumerate() {
             let neuron = neuron as usize;
-            let rows = Rows { ahead: ahead::bytes(neurons, i, ups), ..ups.rows_from(neuron) };
-            // SAFETY: the row is inside the matrix; the kernel is for this machine; a group that is not dense has few tokens.
-            unsafe { self.kernels.dot(ups.quant)(rows, 1, x, products.as_mut_ptr(), 1) };
+            if let Some(ups) = ups {
+                let rows = Rows { ahead: ahead::bytes(neurons, i, ups), ..ups.rows_from(neuron) };
+                // SAFETY: the row is inside the matrix; the kernel is for this machine; a group that is not dense has few tokens.
+                unsafe { self.kernels.dot(ups.quant)(rows, 1, x, products.as_mut_ptr(), 1) };
+            }
             let gates = known[neuron..].iter().step_by(2 * c.ffn);
             let (fires_for, mut adds) = (*mask, 0);
             for (b, (gate, Routed { weight, .. })) in gates.zip(tokens).enumerate() {
                 let fires = fires_for >> b & 1 == 1;
-                let value = if fires { c.ffn_kind.activation(c.activation, *gate, products[b]) } else { 0.0 };
+                let value = if fires { c.ffn_kind.of_expert(c.activation, *gate, products[b]) } else { 0.0 };
                 a[b] = weight * value;
                 adds |= u32::from(a[b] != 0.0) << b;
             }
@@ -357,7 +358,7 @@ impl Firing<'_, '_> {
             let (gates, ups) = products[token * 2 * ffn..(token + 1) * 2 * ffn].split_at(ffn);
             activate_gated(c.ffn_kind, c.activation, gates, ups, out);
         });
-        self.chosen.arrival.wait(number, 2);
+        self.chosen.arrival.wait(number, c.ffn_kind.rows() - 1);
         buffers.product.clear();
         buffers.product.resize(group.tokens * c.hidden, 0.0);
         let row = |neuron: usize| expert.down.row(neuron);

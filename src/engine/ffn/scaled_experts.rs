@@ -118,7 +118,7 @@ impl ScaledBuffers {
                 let weight = chosen.tokens[token].weight;
                 let (gates, ups) = products[token * 2 * ffn..(token + 1) * 2 * ffn].split_at(ffn);
                 for ((to, &gate), &up) in to[i..].iter_mut().step_by(lanes).zip(gates).zip(ups) {
-                    *to = weight * config.ffn_kind.activation(config.activation, gate, up);
+                    *to = weight * config.ffn_kind.of_expert(config.activation, gate, up);
                 }
             }
         });
@@ -126,7 +126,7 @@ impl ScaledBuffers {
         pool.run(pieces.len() * packs, |_, task| {
             let (piece, pack) = (&pieces[task / packs], task % packs);
             let down = &chosen.expert(&chosen.groups[piece.group]).down;
-            chosen.arrival.wait(piece.group, 2);
+            chosen.arrival.wait(piece.group, config.ffn_kind.rows() - 1);
             for token in 0..piece.tokens {
                 let start = piece.output + token * hidden + pack * PACK;
                 // SAFETY: each task has its own pack of a piece's outputs.

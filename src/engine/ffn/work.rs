@@ -125,7 +125,8 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// The activations of neurons from products of as many gates and ups. SiLU and what gpt-oss has are loops of their own, which vectorise.
+/// The activations of neurons from products of as many gates and ups; without gates those of ups stand in their place. SiLU, ReLU squared and what
+/// gpt-oss has are loops of their own, which vectorise.
 pub fn activate_gated(kind: Ffn, act: Activation, gates: &[f32], ups: &[f32], out: &mut [f32]) {
     let all = out.iter_mut().zip(gates).zip(ups);
     match (kind, act) {
@@ -140,9 +141,10 @@ pub fn activate_gated(kind: Ffn, act: Activation, gates: &[f32], ups: &[f32], ou
                 *out = Ffn::GatedClamped.activation(Activation::ClampedSwish, gate, up);
             }
         }
+        (Ffn::Plain, Activation::Relu2) => all.for_each(|((out, &up), _)| *out = Activation::Relu2.apply(up)),
         _ => {
             for ((out, &gate), &up) in all {
-                *out = kind.activation(act, gate, up);
+                *out = kind.of_expert(act, gate, up);
             }
         }
     }

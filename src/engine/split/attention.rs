@@ -116,7 +116,7 @@ impl Split {
         let Pass { model, pool, kernels, buffers, caches, .. } = pass;
         let (c, layer, number) = (&model.config, &model.layers[l], self.parts.number);
         let (q_dim, qkv_dim) = (c.mixer(l).cols(), c.mixer(l).rows());
-        let Buffers { positions, cos_sin, attend, delta, .. } = &mut **buffers;
+        let Buffers { positions, cos_sin, attend, linear_room, .. } = &mut **buffers;
         for part in 0..=number {
             self.set_part(part);
             if self.parts.put[part] > l {
@@ -139,7 +139,15 @@ impl Split {
         let attended = &mut host.attended[rows.first * q_dim..][..rows.n * q_dim];
         let attended: &mut [f32] = bytemuck::cast_slice_mut(attended);
         let (positions, mut lap) = (&positions[rows.range()], clock::now());
-        mixer::mix((pool, kernels), (c, layer, l), caches, positions, qkv, Room { attend, delta }, attended);
+        mixer::mix(
+            (pool, kernels),
+            (c, layer, l),
+            caches,
+            positions,
+            qkv,
+            Room { attend, linear: linear_room },
+            attended,
+        );
         let (bytes, operations) = mixer::work(c.mixer(l), positions);
         device.worked(HostWork { stage: Stage::Attention, bytes, operations, ns: clock::lap(&mut lap) });
         let bytes = size_of_val(attended);

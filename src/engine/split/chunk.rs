@@ -5,6 +5,7 @@
 use super::scratch::Streaming;
 use super::state::Split;
 use super::streaming::{ChunkCosts, runs};
+use super::weights::expert_parts;
 use super::workspace::SLOTS_AT_ONCE;
 use crate::clock;
 use crate::device::{Call, DenseFfn, HostWork, NONE, OutOfMemory, Stage, Stream, View};
@@ -248,8 +249,8 @@ impl Split {
     pub(super) fn chunk_call(&self, c: &ModelConfig, l: usize, layer: &Layer) -> Option<Call> {
         let (at, slots, n) = (&self.cache.layers[l], c.ffn.min(SLOTS_AT_ONCE), self.chunk);
         Some(Call::DenseFfn(match &layer.ffn {
-            FfnWeights::Experts(weights) if c.neurons_inside() => {
-                let rows = [at.blocks[0], at.blocks[1], at.blocks[2]].map(View::from);
+            FfnWeights::Experts(weights) if weights.by_neuron() => {
+                let rows = expert_parts(&at.blocks).map(View::from);
                 self.inside_chunk_call(c, l, n, weights, (slots, rows, 0))
             }
             FfnWeights::Experts(_) => return None,
@@ -301,7 +302,7 @@ impl Split {
         // Of whole experts it is told where they are routed.
         let layout = match &pass.model.layers[l].ffn {
             FfnWeights::Neurons(blocks) => Some(blocks.layout),
-            FfnWeights::Experts(weights) => pass.model.config.neurons_inside().then(|| weights.neuron_layout()),
+            FfnWeights::Experts(weights) => weights.by_neuron().then(|| weights.neuron_layout()),
             FfnWeights::Matrices(_) => None,
         };
         if let (Some(migrator), Some(layout)) = (self.migrator.as_mut(), layout) {

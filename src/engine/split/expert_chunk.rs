@@ -4,9 +4,10 @@
 
 use super::experts::{by_columns, choose};
 use super::scheduling::Beside;
-use super::scratch::{ExpertStreaming, Scratch};
+use super::scratch::{ExpertStreaming, Scratch, distinct};
 use super::state::{Split, frames};
 use super::streaming::{ExpertCosts, Missing};
+use super::weights::expert_parts;
 use crate::cache::Frames;
 use crate::cpu::MAX_COLUMNS;
 use crate::device::{Call, ExpertFfn, NONE, OutOfMemory, Stream, View};
@@ -20,9 +21,9 @@ use crate::model::layer::Experts;
 use crate::model::{ExpertWeights, FfnWeights, Model};
 use std::ops::Range;
 
-/// Bytes of gate, up and down of an expert; of the largest where they differ from layer to layer.
-fn part_bytes(model: &Model) -> [u64; 3] {
-    let mut most = [0; 3];
+/// Bytes of gate, up and down of an expert, or of up and down; of the largest where they differ from layer to layer.
+fn part_bytes(model: &Model) -> Vec<u64> {
+    let mut most = vec![0; model.config.ffn_kind.rows()];
     for layer in &model.layers {
         let FfnWeights::Experts(weights) = &layer.ffn else { continue };
         let parts = weights.experts.first().into_iter().flat_map(|expert| expert.parts());
@@ -46,7 +47,7 @@ impl Split {
                 self.expert_streaming.scratch = Some(Scratch { costs, ..scratch });
                 return Ok(());
             }
-            Some(scratch) => scratch.blocks.as_flattened().iter().for_each(|&buffer| {
+            Some(scratch) => scratch.buffers().for_each(|buffer| {
                 self.bytes -= buffer.bytes;
                 device.free(buffer);
             }),
@@ -56,7 +57,7 @@ impl Split {
             return Ok(());
         }
         let mut buffers = Vec::new();
-        for bytes in [parts, parts].as_flattened().iter().map(|part| half * part) {
+        for bytes in parts.iter().chain(&parts).map(|part| half * part) {
             match device.alloc(bytes) {
                 Ok(buffer) => buffers.push(buffer),
                 Err(refused) => {
@@ -66,14 +67,15 @@ impl Split {
             }
         }
         self.bytes += buffers.iter().map(|buffer| buffer.bytes).sum::<u64>();
-        let blocks = [[buffers[0], buffers[1], buffers[2]], [buffers[3], buffers[4], buffers[5]]];
+        let (first, second) = buffers.split_at(parts.len());
+        let blocks = [expert_parts(first), expert_parts(second)];
         self.expert_streaming.scratch = Some(Scratch { costs, half: half as usize, blocks });
         Ok(())
     }
 
     /// Bytes of device memory for experts that are copied for a chunk.
     pub fn streamed_bytes(&self) -> u64 {
-        let of = |scratch: &Scratch| scratch.blocks.as_flattened().iter().map(|buffer| buffer.bytes).sum();
+        let of = |scratch: &Scratch| scratch.buffers().map(|buffer| buffer.bytes).sum();
         self.expert_streaming.scratch.as_ref().map_or(0, of)
     }
 
@@ -203,7 +205,8 @@ impl Split {
             let (which, slots) = (turn % 2, experts.len());
             device.wait(Stream::Copy, done[which]);
             for (slot, missing) in experts.iter().enumerate() {
-                for ((from, bytes), &buffer) in sources(cache, l, weights, missing.expert).zip(&blocks[which]) {
+                let to = distinct(&blocks[which]);
+                for ((from, bytes), buffer) in sources(cache, l, weights, missing.expert).zip(to) {
                     // SAFETY: a matrix of the model's file, which outlives the device, or of a frame, which has it until the layer's next use.
                     unsafe { device.copy_in(Stream::Copy, from, bytes, buffer, (slot * bytes) as u64) };
                 }

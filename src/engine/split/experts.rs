@@ -5,6 +5,7 @@
 use super::pass::GraphSection;
 use super::scheduling::{Beside, HostShare};
 use super::state::{Begun, Split};
+use super::weights::expert_parts;
 use super::workspace::{ExchangeLayout, ExpertSplit};
 use crate::cache::{Location, Tier};
 use crate::cpu::MAX_COLUMNS;
@@ -15,7 +16,7 @@ use crate::engine::mixture::{foresee_experts, mixture, route};
 use crate::engine::routing::Routed;
 use crate::engine::sparsity::Wanted;
 use crate::model::ExpertWeights;
-use crate::model::config::ModelConfig;
+use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::layer::{Experts, RouterInput};
 
 impl Split {
@@ -202,16 +203,21 @@ impl Split {
     ) -> ExpertFfn {
         let (first, at) = (weights.any().expect("a layer with experts"), &self.cache.layers[l].blocks);
         let [gate, up] = first.input_quants();
+        // ReLU squared of a product is that product's ReLU times the product: its own gate.
+        let (kind, activation) = match c.ffn_kind {
+            Ffn::Plain => (Ffn::Gated, Activation::Relu),
+            kind => (kind, c.activation),
+        };
         ExpertFfn {
             quants: [gate, up, first.down.quant],
-            kind: c.ffn_kind,
-            activation: c.activation,
+            kind,
+            activation,
             hidden: c.hidden,
             ffn: first.down.cols,
             slots,
             used: c.form.experts.map_or(0, |experts| experts.used),
             n,
-            blocks: [at[0], at[1], at[2]],
+            blocks: expert_parts(at),
             biases: self.weights.layers[l].expert_biases,
             chosen: self.at(ExchangeLayout::new(n, c).masks()),
             input: self.at(0),
@@ -239,7 +245,11 @@ impl Split {
         self.host_share(pass, l, beside, |pool, host| {
             let HostShare { model, kernels, normed, on_host: routes, tiles, experts, partial, cached, .. } = host;
             let c = &model.config;
-            let compute = Compute { pool, kernels, config: c, tiles };
+            let mut compute = Compute { pool, kernels, config: c, tiles };
+            let of_shared = weights.shared.as_ref().filter(|_| c.neurons_inside());
+            if let Some(shared) = of_shared {
+                ffn::shared_expert(compute.again(), shared, normed, &mut experts.shared, partial);
+            }
             let read = match cached {
                 Some(cached) => cached.experts(compute, l, (routes, None), normed, experts, partial),
                 None => {
@@ -250,7 +260,8 @@ impl Split {
             // Of a few tokens reading an expert takes longer than computing it.
             let tokens = if n > MAX_COLUMNS { routes.tokens.len() } else { 0 };
             let operations = (2 * c.ffn_kind.rows() * c.hidden * c.ffn * tokens) as u64;
-            ([read.bytes, operations], read.bytes)
+            let bytes = read.bytes + of_shared.map_or(0, |_| weights.shared_bytes());
+            ([bytes, operations], bytes)
         })
     }
 }

@@ -5,6 +5,7 @@
 
 use super::scheduling::{Beside, HostShare};
 use super::state::Split;
+use super::weights::expert_parts;
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
 use crate::device::{Call, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream, View};
@@ -23,6 +24,12 @@ impl Split {
         let (n, c) = (pass.n(), &pass.model.config);
         let (experts, weights) = mixture(pass, l);
         pass.probe.show_experts(pass.buffers, l, experts);
+        if weights.experts.is_empty() {
+            let bytes = self.host_experts(pass, l, weights, Beside::Scheduling(Wanted::Experts));
+            (self.wanted[l], self.current[l].neurons[Tier::Host]) = (0, 0);
+            self.merge(c, l, n, true);
+            return pass.probe.report.add_experts(l, c, 0, ExpertsRead { bytes, ..ExpertsRead::default() });
+        }
         look_inside(pass, l);
         let pairs = self.divide_inside(pass, l, weights);
         let predicted = pass.sparsity.inside(l).is_some();
@@ -137,7 +144,7 @@ impl Split {
             mixture: Some(Mixture { experts: weights.experts.len(), rows }),
             slots,
             n,
-            blocks: SlotBlocks::Apart([at.blocks[0], at.blocks[1], at.blocks[2]].map(View::from)),
+            blocks: SlotBlocks::Apart(expert_parts(&at.blocks).map(View::from)),
             bucket: at.bucket,
             up_bias: at.up_bias,
             input: self.workspace.exchange,
@@ -149,10 +156,13 @@ impl Split {
     /// of neuron and token have fired.
     fn host_inside(&mut self, pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) -> (u64, u64) {
         let bytes = self.host_share(pass, l, Beside::Scheduling(Wanted::Experts), |pool, host| {
-            let HostShare { model, kernels, routes, tiles, experts, partial, .. } = host;
+            let HostShare { model, kernels, routes, normed, tiles, experts, partial, .. } = host;
             let chosen = Chosen::all(weights, routes, None);
-            let compute = Compute { pool, kernels, config: &model.config, tiles };
-            let bytes = ffn::experts_left(compute, &chosen, experts, partial);
+            let mut compute = Compute { pool, kernels, config: &model.config, tiles };
+            if let Some(shared) = &weights.shared {
+                ffn::shared_expert(compute.again(), shared, normed, &mut experts.shared, partial);
+            }
+            let bytes = weights.shared_bytes() + ffn::experts_left(compute, &chosen, experts, partial);
             ([bytes, 0], bytes)
         });
         let Pass { model, sparsity, buffers: b, .. } = pass;

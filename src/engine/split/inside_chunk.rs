@@ -53,12 +53,13 @@ impl Split {
             self.stream_experts_inside(c, l, n, weights);
         }
         let on_cpu = self.experts.on_host.tokens.len() as u64;
-        let read = if on_cpu > 0 { self.host_experts(pass, l, weights, Beside::Nothing) } else { 0 };
-        if on_cpu > 0 {
+        let needed = on_cpu > 0 || weights.shared.is_some();
+        let read = if needed { self.host_experts(pass, l, weights, Beside::Nothing) } else { 0 };
+        if needed {
             self.add_partial(c);
         }
         self.add_sum(c, self.ffn_post_norm(l));
-        if self.migrator.is_some() {
+        if self.migrator.is_some() && !weights.experts.is_empty() {
             self.count_inside(pass, l, n, weights);
         }
         self.device.record(Stream::Compute, self.parts.marks().done[l % 2]);
@@ -124,8 +125,10 @@ impl Split {
             device.wait(Stream::Copy, s.done[which]);
             // By the memory and not by this layer's rows: a layer whose rows are larger may still be computed from the other half.
             let mut at = which as u64 * (s.scratch.bytes / 2);
-            let mut rows = [View { buffer: s.scratch, at }; 3];
-            for ((matrix, part), view) in weights.experts[expert].parts().zip(layout.parts()).zip(&mut rows) {
+            let (mut rows, skipped) = ([View { buffer: s.scratch, at }; 3], 3 - layout.parts().len());
+            // Without gates the ups have their place, too.
+            let views = rows[skipped..].iter_mut();
+            for ((matrix, part), view) in weights.experts[expert].parts().zip(layout.parts()).zip(views) {
                 let bytes = slots * part.bytes;
                 *view = View { buffer: s.scratch, at };
                 // SAFETY: a matrix of the model's file, which outlives the device.

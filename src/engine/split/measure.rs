@@ -142,7 +142,7 @@ impl Split {
             // Of a neuron the first row, the others if it is active for some token; of an expert all.
             let layout = match ffn {
                 FfnWeights::Neurons(blocks) => Some(blocks.layout),
-                FfnWeights::Experts(weights) if model.config.neurons_inside() => Some(weights.neuron_layout()),
+                FfnWeights::Experts(weights) if weights.by_neuron() => Some(weights.neuron_layout()),
                 _ => None,
             };
             let first = layout.map_or(0, |layout| layout.gate_or_up().bytes as u64);

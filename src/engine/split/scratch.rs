@@ -52,8 +52,20 @@ pub(super) struct Scratch {
     pub(super) costs: ExpertCosts,
     /// Experts of a half.
     pub(super) half: usize,
-    /// By half: gate, up and down of its experts.
+    /// By half: gate, up and down of its experts ([`super::weights::expert_parts`]).
     pub(super) blocks: [[Buffer; 3]; 2],
+}
+
+impl Scratch {
+    /// All its buffers, each once.
+    pub fn buffers(&self) -> impl Iterator<Item = Buffer> {
+        self.blocks.iter().flat_map(distinct)
+    }
+}
+
+/// The buffers of an expert's matrices, each once.
+pub(super) fn distinct(parts: &[Buffer; 3]) -> impl Iterator<Item = Buffer> {
+    parts.iter().skip(usize::from(parts[0] == parts[1])).copied()
 }
 
 impl ExpertStreaming {

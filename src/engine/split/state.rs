@@ -387,12 +387,9 @@ pub(super) fn frames<'a>(cached: &'a mut Option<&mut CachedFfn>) -> Option<&'a m
     cached.as_mut().map(|cached| &mut cached.cache as &mut dyn Frames)
 }
 
-/// Gate, up and down.
-const EXPERT_PARTS: usize = 3;
-
 /// Where the experts of a layer lie: gate, up and down of each, or a row of each for every neuron.
-fn expert_blocks(weights: &ExpertWeights) -> HostBlocks {
-    let Some(first) = weights.experts.first() else { return HostBlocks::none(EXPERT_PARTS) };
+fn expert_blocks(c: &ModelConfig, weights: &ExpertWeights) -> HostBlocks {
+    let Some(first) = weights.experts.first() else { return HostBlocks::none(c.ffn_kind.rows()) };
     let each = if first.down_by_neuron { first.down.rows } else { 1 };
     let part = |(i, part): (usize, &Matrix)| {
         let start = |expert: &FfnMatrices| expert.parts().nth(i).expect("all have the same parts").row_ptr(0);
@@ -413,7 +410,7 @@ unsafe fn neuron_cache(
 ) -> Result<NeuronCache, OutOfMemory> {
     let c = &model.config;
     let blocks = |layer: &Layer| match &layer.ffn {
-        FfnWeights::Experts(weights) => expert_blocks(weights),
+        FfnWeights::Experts(weights) => expert_blocks(c, weights),
         _ => HostBlocks::new(layer.neurons().ptr(0), layer.block().bytes(), c.ffn),
     };
     let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();

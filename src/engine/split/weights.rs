@@ -61,10 +61,10 @@ impl DeviceAllocator<'_> {
         matrices.parts().iter().map(part).collect()
     }
 
-    /// Uploads gate, up and down of an expert.
+    /// Uploads gate, up and down of an expert, or up and down.
     fn expert(&mut self, expert: &FfnMatrices) -> Result<[Buffer; 3], OutOfMemory> {
-        let [gate, up] = expert.input.parts() else { unreachable!("experts without gates are refused") };
-        Ok([self.upload(gate.all())?, self.upload(up.all())?, self.upload(expert.down.all())?])
+        let parts = expert.parts().map(|part| self.upload(part.all())).collect::<Result<Vec<_>, _>>()?;
+        Ok(expert_parts(&parts))
     }
 
     /// Uploads the weights and the bias of a norm.
@@ -103,6 +103,15 @@ impl DeviceMatrix {
         let DeviceMatrix { quant, rows, cols, weights, bias, first, stride } = *self;
         let out = View { at: out.at + 4 * first as u64, ..out };
         Linear { quant, rows, cols, n, weights, bias, x, out, stride, then }
+    }
+}
+
+/// Buffers of an expert's gate, up and down; without a gate up has its place as well.
+pub fn expert_parts(parts: &[Buffer]) -> [Buffer; 3] {
+    match *parts {
+        [up, down] => [up, up, down],
+        [gate, up, down] => [gate, up, down],
+        _ => unreachable!("an expert has two or three matrices"),
     }
 }
 
@@ -193,7 +202,13 @@ impl Weights {
                     Some(biases) => [allocator.numbers(&biases.input)?, allocator.numbers(&biases.down)?],
                     None => [none; 2],
                 },
-                shared: layer.ffn.shared().map(|shared| allocator.expert(&shared.ffn)).transpose()?,
+                // Beside experts by neuron the host computes it.
+                shared: layer
+                    .ffn
+                    .shared()
+                    .filter(|_| !c.neurons_inside())
+                    .map(|shared| allocator.expert(&shared.ffn))
+                    .transpose()?,
             })
         };
         let layers = model.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;

@@ -20,6 +20,7 @@ mod minicpm;
 mod mistral;
 mod mixtral;
 pub mod names;
+mod nemotron_h;
 mod opt;
 mod qwen2;
 mod qwen3;
@@ -41,7 +42,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 38] = [
+const FAMILIES: [Family; 40] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -78,6 +79,8 @@ const FAMILIES: [Family; 38] = [
     ernie4_5::FAMILY,
     ernie4_5::MIXTURE,
     ernie4_5::MIXTURE_GGUF,
+    nemotron_h::FAMILY,
+    nemotron_h::MIXTURE_GGUF,
     smollm3::FAMILY,
     smallthinker::FAMILY,
 ];

@@ -1,7 +1,7 @@
 //! The names of tensors in a file, and the order of the rows of queries, keys and values in them.
 
 use crate::formats::Tensors;
-use crate::model::layer::{Attention, DeltaNet, Mixer};
+use crate::model::layer::{Attention, LinearAttention, Mixer};
 use crate::model::role::Role;
 
 /// The names of a model's tensors, without `.weight` and `.bias`.
@@ -16,18 +16,20 @@ pub struct Names {
     /// Names behind the number of a layer, in the order of [`Role`]: norm of attention, q, k, v, output, norm of the FFN, gate, up, down.
     /// Empty where a family has none; q, k and v are the same where they are one tensor.
     pub inside: [&'static str; 9],
-    /// The same for the roles from the norm of queries to that of a delta net's heads ([`Names::with`]).
-    pub more: [&'static str; 17],
+    /// The same for the roles from the norm of queries to what a head's values are multiplied by ([`Names::with`]).
+    pub more: [&'static str; 18],
     /// The same for the shared expert's gate, up, down and router row.
     pub shared: [&'static str; 4],
     /// The experts' tensors of a layer.
     pub experts: ExpertNames,
     /// How the rows of queries, keys and values stand in these tensors.
     pub qkv: QkvRows,
-    /// The same of a delta net's projections.
+    /// The same of the projections of linear attention.
     pub delta: DeltaRows,
     /// What is added to the weights of norms as they stand in the file.
     pub norm_offset: f32,
+    /// A layer's FFN is numbered as a layer by itself, as is its other part.
+    pub apart: bool,
 }
 
 /// What the tensors of a mixture's experts are called behind the number of a layer: gate, up, down. A file has them in one of three ways.
@@ -59,7 +61,7 @@ pub enum QkvRows {
     Grouped,
 }
 
-/// How the rows of a delta net's projections are arranged in a file.
+/// How the rows of the projections of linear attention are arranged in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeltaRows {
     /// A tensor for q, k and v, one for z, one for beta, one for alpha.
@@ -68,6 +70,8 @@ pub enum DeltaRows {
     BetaAlpha,
     /// So they are, and the others are one tensor, too: for each head of keys its q, its k, its heads' v, their z.
     Joined,
+    /// One tensor for all: z, v, k, q, alpha, as Mamba-2 has them. The channels of its convolution are in the order v, k, q.
+    Whole,
 }
 
 /// Hugging Face's names of Llama and its like.
@@ -86,7 +90,7 @@ pub const LLAMA: Names = Names {
         "mlp.up_proj",
         "mlp.down_proj",
     ],
-    more: [""; 17],
+    more: [""; 18],
     shared: [
         "mlp.shared_expert.gate_proj",
         "mlp.shared_expert.up_proj",
@@ -101,6 +105,7 @@ pub const LLAMA: Names = Names {
     qkv: QkvRows::Apart,
     delta: DeltaRows::Apart,
     norm_offset: 0.0,
+    apart: false,
 }
 .with(Role::QNorm, "self_attn.q_norm")
 .with(Role::KNorm, "self_attn.k_norm")
@@ -131,6 +136,7 @@ pub const GGUF: Names = Names {
         "ssm_dt",
         "ssm_a",
         "ssm_norm",
+        "ssm_d",
     ],
     shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"],
     experts: ExpertNames {
@@ -141,6 +147,7 @@ pub const GGUF: Names = Names {
     qkv: QkvRows::Apart,
     delta: DeltaRows::Apart,
     norm_offset: 0.0,
+    apart: false,
 };
 
 /// llama.cpp's names, with the rows of q and k in the interleaved order of its architecture `llama`.
@@ -236,7 +243,7 @@ impl Names {
     pub fn row_order(&self, role: Role, mixer: Mixer<'_>) -> Option<Vec<usize>> {
         match mixer {
             Mixer::Attention(attention) => self.attention_rows(role, &attention),
-            Mixer::Delta(delta) => self.delta_rows(role, &delta),
+            Mixer::Linear(linear) => self.linear_rows(role, &linear),
             Mixer::Convolution(_) => None,
         }
     }
@@ -286,14 +293,28 @@ impl Names {
         }
     }
 
-    /// The same of a delta net. The engine's order is that of [`DeltaRows::Apart`].
-    fn delta_rows(&self, role: Role, delta: &DeltaNet) -> Option<Vec<usize>> {
-        let (dim, each) = (delta.head_dim, delta.value_heads / delta.key_heads);
+    /// For each channel of the convolution of linear attention, in the engine's order, its place in the file; `None` where they are the same.
+    pub fn channel_order(&self, linear: &LinearAttention) -> Option<Vec<usize>> {
+        if self.delta != DeltaRows::Whole {
+            return None;
+        }
+        let (keys, values) = (linear.keys(), linear.values());
+        Some((values + keys..values + 2 * keys).chain(values..values + keys).chain(0..values).collect())
+    }
+
+    /// The same of linear attention. The engine's order is that of [`DeltaRows::Apart`].
+    fn linear_rows(&self, role: Role, delta: &LinearAttention) -> Option<Vec<usize>> {
+        let (dim, each, values) = (delta.head_dim, delta.value_heads / delta.key_heads, delta.values());
         // Of a head of keys in the joined tensor: q, k, v and z of its heads.
         let group = 2 * (1 + each) * dim;
         let of_values =
             |first: usize| (0..delta.values()).map(move |r| r / (each * dim) * group + first + r % (each * dim));
         match (role, self.delta) {
+            (Role::MixerIn, DeltaRows::Whole) => {
+                self.channel_order(delta).map(|order| order.into_iter().map(|channel| values + channel).collect())
+            }
+            (Role::DeltaGate, DeltaRows::Whole) => Some((0..values).collect()),
+            (Role::DeltaAlpha, DeltaRows::Whole) => Some((delta.rows() - delta.value_heads..delta.rows()).collect()),
             (Role::MixerIn, DeltaRows::Joined) => {
                 let keys = |first: usize| (0..delta.keys()).map(move |r| r / dim * group + first + r % dim);
                 Some(keys(0).chain(keys(dim)).chain(of_values(2 * dim)).collect())

@@ -7,7 +7,7 @@ use super::names::{DeltaRows, GGUF, LLAMA, Names};
 use super::{Activated, Family, glm4, leading, qwen2};
 use crate::error::Result;
 use crate::model::config::{ModelConfig, check_layers};
-use crate::model::layer::{DeltaNet, LayerForm, OwnForm};
+use crate::model::layer::{LayerForm, LinearAttention, OwnForm, StateRule};
 use crate::model::role::Role;
 use serde_json::Value;
 
@@ -124,9 +124,11 @@ fn config_json(c: &Fields, family: &str) -> Result<ModelConfig> {
     };
     let rotated = (config.head_dim as f64 * rotated) as usize;
     let positions = leading::rotation(config.head_dim, rotated, c.rope_theta()?).map_err(|why| c.bad(factor, why))?;
-    let delta = DeltaNet {
+    let delta = LinearAttention {
         key_heads: c.size("linear_num_key_heads")?,
+        rule: StateRule::Delta,
         value_heads: c.size("linear_num_value_heads")?,
+        key_dim: c.size("linear_value_head_dim")?,
         head_dim: c.size("linear_value_head_dim")?,
         taps: c.size("linear_conv_kernel_dim")?,
         tiled: false,
@@ -167,9 +169,11 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
     if Some(values) != value_heads.checked_mul(head_dim) {
         return Err(k.bad("ssm.inner_size", format!("is {values}; it must be {value_heads} heads of {head_dim}")));
     }
-    let delta = DeltaNet {
+    let delta = LinearAttention {
         key_heads: k.required("ssm.group_count")?,
+        rule: StateRule::Delta,
         value_heads,
+        key_dim: head_dim,
         head_dim,
         taps: k.required("ssm.conv_kernel")?,
         tiled: k.arch != NEXT_GGUF.name,
@@ -191,11 +195,11 @@ fn every(layers: usize, every: usize) -> Vec<bool> {
 }
 
 /// The family's layers: attention with a gate in some, and a delta net in the others.
-fn hybrid(config: ModelConfig, attends: &[bool], delta: DeltaNet) -> ModelConfig {
+fn hybrid(config: ModelConfig, attends: &[bool], delta: LinearAttention) -> ModelConfig {
     let layers: Vec<usize> = (0..config.layers).filter(|&layer| !attends[layer]).collect();
     let own = match layers.is_empty() {
         true => Vec::new(),
-        false => vec![OwnForm { layers, delta: Some(delta), ..OwnForm::default() }],
+        false => vec![OwnForm { layers, linear: Some(delta), ..OwnForm::default() }],
     };
     ModelConfig { form: LayerForm { qk_norm: true, gated: true, own, ..config.form }, ..config }
 }

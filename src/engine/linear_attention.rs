@@ -1,49 +1,62 @@
-//! Gated delta nets ([`crate::model::layer::DeltaNet`]): convolution, gates, and the recurrence of each head.
+//! Linear attention ([`crate::model::layer::LinearAttention`]): convolution, gates, and the recurrence of each head.
 
 use super::positions::{TokenPosition, runs};
 use crate::cpu::recurrence::{Gates, LANES, Tokens};
 use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Kernels, ThreadPool};
 use crate::exp::{sigmoid, silu};
-use crate::model::layer::DeltaNet;
+use crate::model::layer::{LinearAttention, StateRule};
 use crate::model::recurrence::Recurrence;
 use crate::model::{KvCache, Turn};
 use crate::ops::math;
+use std::ops::Range;
 
-const _: () = assert!(DeltaNet::LANES == LANES);
+const _: () = assert!(LinearAttention::LANES == LANES);
 
-/// Queries and keys are divided by their length, which this is added to the square of.
+/// Queries and keys of a delta net are divided by their length, which this is added to the square of.
 const EPSILON: f32 = 1e-6;
 
-/// Working memory of a delta net.
+/// Working memory of linear attention.
 #[derive(Default)]
-pub(super) struct DeltaRoom {
-    /// Queries, keys and values behind the convolution, `[heads, n, head_dim]`: what a head reads lies together.
+pub(super) struct LinearRoom {
+    /// Queries, keys and values behind the convolution, `[heads, n, numbers of the head]`: what a head reads lies together.
     convolved: Vec<f32>,
     /// `[value_heads, n]`
     gates: Vec<Gates>,
 }
 
-/// A layer's delta net with its weights.
+/// A layer's linear attention with its weights.
 #[derive(Clone, Copy)]
 pub(super) struct Net<'a> {
     /// Number of the layer.
     pub layer: usize,
-    pub form: DeltaNet,
+    pub form: LinearAttention,
     pub weights: &'a Recurrence,
     /// Of the norm of what heads make.
     pub epsilon: f32,
 }
 
-/// out[t] = the delta net of token t. `projected` is `[n, rows]`: q, k, v, z, beta and alpha of each token; `out` is `[n, values]`. The tokens of
-/// a sequence follow each other, and the caches' states go on with them until the pass is committed.
-pub(super) fn delta_net(
+impl Net<'_> {
+    /// Where head number `head` of queries, keys and values stands among the channels.
+    fn head(&self, head: usize) -> Range<usize> {
+        let (form, of_keys) = (self.form, 2 * self.form.key_heads);
+        let (first, each) = match head.checked_sub(of_keys) {
+            None => (head * form.key_dim, form.key_dim),
+            Some(head) => (of_keys * form.key_dim + head * form.head_dim, form.head_dim),
+        };
+        first..first + each
+    }
+}
+
+/// out[t] = the linear attention of token t. `projected` is `[n, rows]`: q, k, v, z, beta and alpha of each token; `out` is `[n, values]`. The
+/// tokens of a sequence follow each other, and the caches' states go on with them until the pass is committed.
+pub(super) fn linear_attention(
     (pool, kernels): (&mut ThreadPool, &Kernels),
     net: Net<'_>,
     caches: &mut [KvCache],
     positions: &[TokenPosition],
     projected: &[f32],
-    room: &mut DeltaRoom,
+    room: &mut LinearRoom,
     out: &mut [f32],
 ) {
     let (form, rows) = (net.form, net.form.rows());
@@ -68,10 +81,10 @@ fn prepare(
     net: Net<'_>,
     columns: &[f32],
     projected: &[f32],
-    room: &mut DeltaRoom,
+    room: &mut LinearRoom,
 ) {
     let Net { form, weights, .. } = net;
-    let DeltaNet { key_heads, value_heads, head_dim: dim, taps, .. } = form;
+    let LinearAttention { key_heads, value_heads, taps, .. } = form;
     let (channels, heads) = (form.channels(), 2 * key_heads + value_heads);
     let (n, rows) = (projected.len() / form.rows(), form.rows());
     // The inputs of the convolution at `taps - 1 - tap` positions before token t.
@@ -85,18 +98,22 @@ fn prepare(
     pool.run(n * parts, |_, task| {
         let (t, part) = (task / parts, task % parts);
         for head in part * heads / parts..(part + 1) * heads / parts {
-            let at = head * dim..(head + 1) * dim;
+            let at = net.head(head);
+            let (first, each) = (at.start * n + t * at.len(), at.len());
             // SAFETY: each task has heads of its own.
-            let out = unsafe { convolved.part((head * n + t) * dim..(head * n + t + 1) * dim) };
-            out.fill(0.0);
+            let out = unsafe { convolved.part(first..first + each) };
+            match weights.conv_bias.get(at.clone()) {
+                Some(bias) => out.copy_from_slice(bias),
+                None => out.fill(0.0),
+            }
             for tap in 0..taps {
                 let (x, w) = (&input(t, tap)[at.clone()], &weights.taps[tap * channels..][at.clone()]);
                 out.iter_mut().zip(x).zip(w).for_each(|((out, x), w)| *out += x * w);
             }
             // SAFETY: the kernels are for this machine.
             unsafe { (kernels.recurrences.silu)(out) };
-            if head < 2 * key_heads {
-                let scale = if head < key_heads { 1.0 / (dim as f32).sqrt() } else { 1.0 };
+            if form.rule == StateRule::Delta && head < 2 * key_heads {
+                let scale = if head < key_heads { 1.0 / (each as f32).sqrt() } else { 1.0 };
                 let scale = scale / (math::sum(out.iter().map(|x| x * x)) + EPSILON).sqrt();
                 out.iter_mut().for_each(|x| *x *= scale);
             }
@@ -111,7 +128,7 @@ fn softplus(x: f32) -> f32 {
 }
 
 /// The inputs of the convolution at the last positions are kept for the next tokens.
-fn keep_columns(form: DeltaNet, from: Option<&[f32]>, to: &mut [f32], projected: &[f32]) {
+fn keep_columns(form: LinearAttention, from: Option<&[f32]>, to: &mut [f32], projected: &[f32]) {
     let (channels, kept) = (form.channels(), form.taps - 1);
     let (n, rows) = (projected.len() / form.rows(), form.rows());
     // Those that are kept from before the tokens move to the front.
@@ -127,56 +144,83 @@ fn keep_columns(form: DeltaNet, from: Option<&[f32]>, to: &mut [f32], projected:
     }
 }
 
-/// The gates and the recurrence of each head over all tokens of a sequence, the norm of what it makes, and its gate.
+/// The gates and the recurrence of each head over all tokens of a sequence, and the norm and the gate of what it makes.
 fn recur(
     (pool, kernels): (&mut ThreadPool, &Kernels),
     net: Net<'_>,
     (from, to): (Option<&[f32]>, &mut [f32]),
     projected: &[f32],
-    room: &mut DeltaRoom,
+    room: &mut LinearRoom,
     out: &mut [f32],
 ) {
     let Net { form, weights, epsilon, .. } = net;
-    let DeltaNet { key_heads, value_heads, head_dim: dim, .. } = form;
+    let LinearAttention { key_heads, value_heads, key_dim, head_dim: dim, .. } = form;
     let (channels, values) = (form.channels(), form.values());
     let (n, rows) = (projected.len() / form.rows(), form.rows());
-    let (out, to, tile) = (Parts::new(out), Parts::new(to), dim * LANES);
+    let (outs, to, tile) = (Parts::new(out), Parts::new(to), key_dim * LANES);
     let (convolved, gates) = (&room.convolved, Parts::new(&mut room.gates));
-    let of_head = |head: usize| &convolved[head * n * dim..(head + 1) * n * dim];
+    let of_head = |head: usize| &convolved[net.head(head).start * n..net.head(head).end * n];
+    let rule = match form.rule {
+        StateRule::Delta => kernels.recurrences.delta_rule,
+        StateRule::Mamba2 => kernels.recurrences.additive_rule,
+    };
     pool.run(value_heads, |_, head| {
         let (queries, keys) = (of_head(form.key_head(head)), of_head(key_heads + form.key_head(head)));
+        let numbers = of_head(2 * key_heads + head);
         // SAFETY: each task has gates of its own.
         let gates = unsafe { gates.part(head * n..(head + 1) * n) };
-        let each = queries.chunks_exact(dim).zip(keys.chunks_exact(dim)).zip(projected.chunks_exact(rows));
+        let each = queries.chunks_exact(key_dim).zip(keys.chunks_exact(key_dim)).zip(projected.chunks_exact(rows));
         for (((query, key), projected), gates) in each.zip(&mut *gates) {
-            let [beta, alpha] = [2, 1].map(|last| projected[rows - last * value_heads + head]);
-            let step = softplus(alpha + weights.step_bias[head]);
+            let step = softplus(projected[rows - value_heads + head] + weights.step_bias[head]);
+            let beta = match form.rule {
+                StateRule::Delta => sigmoid(projected[rows - 2 * value_heads + head]),
+                StateRule::Mamba2 => step,
+            };
             let key_query = math::sum(query.iter().zip(key).map(|(q, k)| q * k));
-            *gates = Gates { decay: (weights.decay[head] * step).exp(), beta: sigmoid(beta), key_query };
+            *gates = Gates { decay: (weights.decay[head] * step).exp(), beta, key_query };
         }
         for first in (0..dim).step_by(LANES) {
-            let at = head * dim * dim + first * dim..head * dim * dim + first * dim + tile;
+            let at = (head * dim + first) * key_dim..(head * dim + first) * key_dim + tile;
             // SAFETY: each task has a head's state and outputs of its own.
             let state = unsafe { to.part(at.clone()) };
             if let Some(from) = from {
                 state.copy_from_slice(&from[at]);
             }
-            let tokens = Tokens { queries, keys, values: &of_head(2 * key_heads + head)[first..], stride: dim, gates };
+            let (stride, value_stride) = (key_dim, dim);
+            let tokens = Tokens { queries, keys, values: &numbers[first..], stride, value_stride, gates };
             let state = state.as_chunks_mut::<LANES>().0;
             // SAFETY: as above; each token has `values` outputs, and the kernels are for this machine.
-            unsafe {
-                let out = out.start().add(head * dim + first);
-                (kernels.recurrences.delta_rule)(state, tokens, n, out, values);
-            }
+            unsafe { rule(state, tokens, n, outs.start().add(head * dim + first), values) };
         }
         for t in 0..n {
             // SAFETY: as above.
-            let out = unsafe { out.part(t * values + head * dim..t * values + (head + 1) * dim) };
+            let out = unsafe { outs.part(t * values + head * dim..t * values + (head + 1) * dim) };
             let gate = &projected[t * rows + channels + head * dim..][..dim];
-            let scale = 1.0 / (math::sum(out.iter().map(|x| x * x)) / dim as f32 + epsilon).sqrt();
-            for ((out, w), z) in out.iter_mut().zip(&weights.norm).zip(gate) {
-                *out = *out * scale * w * silu(*z);
+            match form.rule {
+                StateRule::Delta => {
+                    norm(out, &weights.norm, epsilon);
+                    out.iter_mut().zip(gate).for_each(|(out, z)| *out *= silu(*z));
+                }
+                StateRule::Mamba2 => {
+                    let (value, skip) = (&numbers[t * dim..(t + 1) * dim], weights.skip[head]);
+                    let each = out.iter_mut().zip(value).zip(gate);
+                    each.for_each(|((out, x), z)| *out = (*out + skip * x) * silu(*z));
+                }
             }
         }
     });
+    if form.rule == StateRule::Mamba2 {
+        pool.run(n, |_, t| {
+            // SAFETY: each task has a token of its own.
+            let out = unsafe { outs.part(t * values..(t + 1) * values) };
+            let groups = out.chunks_exact_mut(form.normed()).zip(weights.norm.chunks_exact(form.normed()));
+            groups.for_each(|(out, weights)| norm(out, weights, epsilon));
+        });
+    }
+}
+
+/// Divides by the root mean square, and multiplies by the weights.
+fn norm(out: &mut [f32], weights: &[f32], epsilon: f32) {
+    let scale = 1.0 / (math::sum(out.iter().map(|x| x * x)) / out.len() as f32 + epsilon).sqrt();
+    out.iter_mut().zip(weights).for_each(|(out, w)| *out = *out * scale * w);
 }
