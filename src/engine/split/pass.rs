@@ -281,7 +281,7 @@ impl Split {
             return self.launch(Call::Norm(norm(c.norm, weights, c.hidden, n, x, out)));
         }
         self.launch(Call::Norm(norm(c.norm, self.weights.zeros, c.hidden, n, x, out)));
-        self.launch(Call::Add(Add { count: n * c.hidden, from: x, to: out }));
+        self.launch(Call::Add(Add { count: n * c.hidden, from: x, to: out, scale: 1.0 }));
     }
 
     /// Norms what attention or the FFN have made of the current part, where the layer does so, and adds it to the residual: the other outputs
@@ -290,7 +290,7 @@ impl Split {
         let Some(weights) = weights else { return };
         let (n, sum, residual) = (self.rows.n, self.sum(c), self.residual(c));
         self.launch(Call::Norm(norm(c.norm, weights, c.hidden, n, sum, sum)));
-        self.launch(Call::Add(Add { count: n * c.hidden, from: sum, to: residual }));
+        self.launch(Call::Add(Add { count: n * c.hidden, from: sum, to: residual, scale: 1.0 }));
     }
 
     /// The norm of a layer's FFN's output, where it has one.
@@ -514,13 +514,13 @@ impl Split {
         let (count, partial) = (self.rows.n * c.hidden, self.rows_of(self.workspace.partial, c.hidden));
         let from = self.host.partial[self.rows.first * c.hidden..].as_ptr().cast();
         unsafe { self.device.copy_in(Stream::Compute, from, count * 4, partial.buffer, partial.at) };
-        self.launch(Call::Add(Add { count, from: partial, to: self.sum(c) }));
+        self.launch(Call::Add(Add { count, from: partial, to: self.sum(c), scale: 1.0 }));
     }
 
     /// Adds what the device's last FFN call has made to the sum of its parts.
     pub(super) fn add_output(&mut self, c: &ModelConfig, n: usize) {
         let (count, to) = (n * c.hidden, self.sum(c));
-        self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
+        self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to, scale: 1.0 }));
     }
 
     /// Computes the logits of the tokens that are asked for.
