@@ -101,6 +101,7 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
         },
         embedding_scale: 1.0,
         logit_scale: 1.0,
+        logit_cap: 0.0,
     }
 }
 

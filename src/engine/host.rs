@@ -242,6 +242,14 @@ fn end_output(pass: &mut Pass<'_, '_>, l: usize) {
     let (n, output) = (b.positions.len(), &b.residual);
     each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, norm, &output[t * h..(t + 1) * h], out));
     math::add(&mut b.x, &b.normed);
+    scale_output(&mut b.x, &model.layers[l]);
+}
+
+/// Multiplies the residual behind a layer by the layer's own number, where it has one.
+fn scale_output(x: &mut [f32], layer: &Layer) {
+    if layer.output_scale != 1.0 {
+        x.iter_mut().for_each(|x| *x *= layer.output_scale);
+    }
 }
 
 /// Normalises the residual into `buffers.normed`.

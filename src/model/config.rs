@@ -1,6 +1,6 @@
 //! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
 
-use super::form::{Experts, LayerForm, OwnFfn, OwnForm, RouterInput, check_taps, is_one, one};
+use super::form::{Experts, LayerForm, OwnFfn, OwnForm, RouterInput, check_taps, is_one, is_zero, one};
 use crate::error::excerpt;
 use crate::exp::silu;
 use serde::{Deserialize, Serialize};
@@ -277,6 +277,9 @@ pub struct ModelConfig {
     /// Logits are multiplied by this.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub logit_scale: f32,
+    /// Logits x become cap * tanh(x / cap); 0 where they stay as they are.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub logit_cap: f32,
 }
 
 impl ModelConfig {
@@ -395,6 +398,7 @@ impl ModelConfig {
                 self.form.query_scale
             ));
         }
+        self.check_parts()?;
         let mut grouped = vec![false; self.layers];
         for &layer in self.form.own.iter().flat_map(|own| &own.layers) {
             match grouped.get_mut(layer) {

@@ -86,6 +86,10 @@ pub(super) fn one() -> f32 {
     1.0
 }
 
+pub(super) fn is_zero(number: &f32) -> bool {
+    *number == 0.0
+}
+
 pub(super) fn is_one(scale: &f32) -> bool {
     *scale == 1.0
 }
@@ -227,6 +231,15 @@ pub struct LayerForm {
     /// Queries are multiplied by this beside 1 / sqrt(head_dim). It is part of the queries' norm once a model is open.
     #[serde(skip_serializing_if = "is_one")]
     pub query_scale: f32,
+    /// Queries are not divided by the root of a head's size: they are multiplied by it, as part of their norm, before attention divides.
+    #[serde(skip_serializing_if = "is_false")]
+    pub unscaled: bool,
+    /// Values of each head are normed, without weights.
+    #[serde(skip_serializing_if = "is_false")]
+    pub value_norm: bool,
+    /// The residual behind a layer is multiplied by a number of the layer's own.
+    #[serde(skip_serializing_if = "is_false")]
+    pub output_scales: bool,
     /// Layers that differ from the others, in groups.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub own: Vec<OwnForm>,
@@ -250,6 +263,9 @@ pub struct OwnForm {
     /// Radians per position of each pair, `[head_dim / 2]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frequencies: Option<Vec<f32>>,
+    /// Values are the products of the keys' matrix, before keys are normed and rotated.
+    #[serde(skip_serializing_if = "is_false")]
+    pub values_from_keys: bool,
     /// A short convolution over so many positions stands in the place of attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub convolution: Option<usize>,
@@ -379,6 +395,9 @@ impl Default for LayerForm {
             rotated: Vec::new(),
             windowed: Vec::new(),
             query_scale: 1.0,
+            unscaled: false,
+            value_norm: false,
+            output_scales: false,
             own: Vec::new(),
         }
     }

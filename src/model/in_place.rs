@@ -237,9 +237,9 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         attn_norm,
         qkv: inputs(source, layer)?,
         qkv_bias: biases(attention.is_some_and(|a| a.bias), roles)?,
-        qk_norm: match attention.is_some_and(|a| a.qk_norm) {
-            true => Some([head_norm(Role::QNorm)?.scaled(c.form.query_scale), head_norm(Role::KNorm)?]),
-            false => None,
+        qk_norm: match attention.filter(|a| a.qk_norm) {
+            Some(a) => Some([head_norm(Role::QNorm)?.scaled(a.query_scale), head_norm(Role::KNorm)?]),
+            None => None,
         },
         o: weight(output)?,
         o_bias: biases(attention.is_some_and(|a| a.output_bias), &[output])?,
@@ -250,6 +250,10 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         },
         ffn_norm,
         post_norms,
+        output_scale: match c.form.output_scales {
+            true => source.vector(source.weight(Role::OutputScale, layer)?)?[0],
+            false => 1.0,
+        },
         ffn: ffn(source, layer)?,
         up_bias: biases(c.ffn_bias, &[Role::Up])?,
         down_bias: biases(c.ffn_bias, &[Role::Down])?,

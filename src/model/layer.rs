@@ -67,7 +67,7 @@ impl<'a> Mixer<'a> {
 
     /// Its attention, if a device can compute that over keys and values in its own memory.
     pub fn on_device(self) -> Option<Attention<'a>> {
-        self.attention().filter(|attention| !attention.gated)
+        self.attention().filter(|a| !(a.gated || a.value_norm || a.values_from_keys))
     }
 
     /// What it is called.
@@ -83,7 +83,7 @@ impl<'a> Mixer<'a> {
     /// k and v.
     pub fn inputs(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let all = match self {
-            Mixer::Attention(a) => [("q", a.q_dim()), ("g", a.gate_dim()), ("k", a.kv_dim()), ("v", a.kv_dim())],
+            Mixer::Attention(a) => [("q", a.q_dim()), ("g", a.gate_dim()), ("k", a.kv_dim()), ("v", a.value_rows())],
             Mixer::Convolution(convolution) => [("q", 3 * convolution.hidden), ("", 0), ("", 0), ("", 0)],
             Mixer::Delta(d) => [("q", d.channels()), ("z", d.values()), ("b", d.value_heads), ("a", d.value_heads)],
         };
@@ -146,6 +146,12 @@ pub struct Attention<'a> {
     pub rotary_scale: f32,
     /// Queries and keys of each head are normed before they are rotated.
     pub qk_norm: bool,
+    /// The norm of queries is multiplied by this.
+    pub query_scale: f32,
+    /// Values of each head are normed, without weights.
+    pub value_norm: bool,
+    /// Values are the products of the keys' matrix, before keys are normed and rotated.
+    pub values_from_keys: bool,
     /// Each head has a learned score that takes part in its softmax and stands for no position.
     pub sinks: bool,
     /// What the heads make is multiplied by the sigmoid of a gate.
@@ -194,6 +200,11 @@ impl Attention<'_> {
         self.kv_heads * self.head_dim
     }
 
+    /// Rows of the matrix of values; 0 where they are the keys' products.
+    pub const fn value_rows(&self) -> usize {
+        if self.values_from_keys { 0 } else { self.kv_dim() }
+    }
+
     /// Numbers of the gate; 0 where there is none.
     pub const fn gate_dim(&self) -> usize {
         if self.gated { self.q_dim() } else { 0 }
@@ -201,7 +212,7 @@ impl Attention<'_> {
 
     /// Rows of q, of the gate, of k and v together.
     pub const fn qkv_dim(&self) -> usize {
-        self.q_dim() + self.gate_dim() + 2 * self.kv_dim()
+        self.q_dim() + self.gate_dim() + self.kv_dim() + self.value_rows()
     }
 
     /// Query heads that share the keys and values of a head.
@@ -282,14 +293,19 @@ impl ModelConfig {
             },
         };
         let attention = || {
+            let head_dim = own.and_then(|own| own.head_dim).unwrap_or(self.head_dim);
+            let undivided = if self.form.unscaled { (head_dim as f32).sqrt() } else { 1.0 };
             Mixer::Attention(Attention {
                 heads: own.and_then(|own| own.heads).unwrap_or(self.heads),
                 kv_heads: own.and_then(|own| own.kv_heads).unwrap_or(self.kv_heads),
-                head_dim: own.and_then(|own| own.head_dim).unwrap_or(self.head_dim),
+                head_dim,
                 window: self.window.filter(|_| of(&self.form.windowed)),
                 rotary,
                 rotary_scale: self.form.rotary_scale,
                 qk_norm: self.form.qk_norm,
+                query_scale: self.form.query_scale * undivided,
+                value_norm: self.form.value_norm,
+                values_from_keys: own.is_some_and(|own| own.values_from_keys),
                 sinks: self.form.sinks,
                 gated: self.form.gated,
                 bias: self.attention_bias,

@@ -6,6 +6,7 @@ pub mod families;
 pub mod ffn_weights;
 mod fingerprint;
 pub mod form;
+mod form_checks;
 pub mod in_place;
 pub mod kv_cache;
 mod kv_type;

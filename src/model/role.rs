@@ -67,6 +67,8 @@ pub enum Role {
     Decay,
     /// The norm of what a head makes, `[head_dim]`.
     StateNorm,
+    /// A number that the residual behind a layer is multiplied by, `[1]`; absent where there is none.
+    OutputScale,
     /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
     SharedGate,
     /// The shared expert's up, `[its neurons, hidden]`.
@@ -81,7 +83,9 @@ impl Role {
     /// The roles of the matrices of a mixer's input, as [`Mixer::inputs`] lists them, and of the one of its output.
     pub fn of_mixer(mixer: Mixer<'_>) -> (&'static [Role], Role) {
         match mixer {
+            Mixer::Attention(a) if a.gated && a.values_from_keys => (&[Role::Q, Role::AttnGate, Role::K], Role::O),
             Mixer::Attention(attention) if attention.gated => (&[Role::Q, Role::AttnGate, Role::K, Role::V], Role::O),
+            Mixer::Attention(attention) if attention.values_from_keys => (&[Role::Q, Role::K], Role::O),
             Mixer::Attention(_) => (&[Role::Q, Role::K, Role::V], Role::O),
             Mixer::Convolution(_) => (&[Role::MixerIn], Role::MixerOut),
             Mixer::Delta(_) => (&[Role::MixerIn, Role::DeltaGate, Role::DeltaBeta, Role::DeltaAlpha], Role::MixerOut),

@@ -295,6 +295,7 @@ impl Source {
             Role::DeltaBeta | Role::DeltaAlpha => vec![delta(|d| d.value_heads), c.hidden],
             Role::StepBias | Role::Decay => vec![delta(|d| d.value_heads)],
             Role::StateNorm => vec![delta(|d| d.head_dim)],
+            Role::OutputScale => vec![1],
             Role::O | Role::MixerOut => vec![c.hidden, mixer.cols()],
             Role::Taps => mixer.taps().into_iter().rev().collect(),
             Role::Gate | Role::Up if self.has_dense(layer) => vec![self.shared_width(layer), c.hidden],

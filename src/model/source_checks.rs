@@ -73,6 +73,7 @@ impl Source {
                 roles.extend([Role::QNorm, Role::KNorm]);
             }
             roles.extend((c.form.sinks && attends).then_some(Role::Sinks));
+            roles.extend(c.form.output_scales.then_some(Role::OutputScale));
             match c.experts(layer) {
                 Some(Experts { count: 0, shared, .. }) => {
                     roles.extend(shared.iter().flat_map(|_| self.shared_roles(layer)));
@@ -103,7 +104,8 @@ impl Source {
             }
             for role in roles {
                 let view = self.weight(role, layer)?;
-                let is_small = matches!(role, Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter);
+                let is_small =
+                    matches!(role, Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter | Role::OutputScale);
                 if is_small || self.norms().any(|norm| norm == role) {
                     check_vector(view)?;
                 }

@@ -61,6 +61,8 @@ pub struct Layer {
     pub ffn_norm: NormWeights,
     /// The norms of attention's and of the FFN's output; `None` where outputs are added as they are.
     pub post_norms: Option<[NormWeights; 2]>,
+    /// The residual behind the layer is multiplied by this.
+    pub output_scale: f32,
     /// The weights of the FFN.
     pub ffn: FfnWeights,
     /// `[ffn]`; empty where the family has none.
@@ -501,7 +503,7 @@ impl Sections<'_> {
             qkv_bias: self.vector_if(a.is_some_and(|a| a.bias), &name("qkv_bias"), mixer.rows())?,
             qk_norm: match a.filter(|a| a.qk_norm) {
                 Some(a) => {
-                    let q = self.head_norm(&name("q_norm"), a.head_dim)?.scaled(c.form.query_scale);
+                    let q = self.head_norm(&name("q_norm"), a.head_dim)?.scaled(a.query_scale);
                     Some([q, self.head_norm(&name("k_norm"), a.head_dim)?])
                 }
                 None => None,
@@ -512,6 +514,10 @@ impl Sections<'_> {
             sinks: Vec::new(),
             ffn_norm,
             post_norms,
+            output_scale: match c.form.output_scales {
+                true => self.vector(&name("output_scale"), 1)?[0],
+                false => 1.0,
+            },
             ffn,
             up_bias: self.vector_if(c.ffn_bias, &name("up_bias"), c.ffn)?,
             down_bias: self.vector_if(c.ffn_bias, &name("down_bias"), c.hidden)?,

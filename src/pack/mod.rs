@@ -154,6 +154,10 @@ impl Job<'_> {
         for role in others {
             self.norm(writer, &name(part_of(role)), role, layer)?;
         }
+        if c.form.output_scales {
+            let scale = self.source.vector(self.source.weight(Role::OutputScale, layer)?)?;
+            vector(writer, &name("output_scale"), &scale)?;
+        }
         match self.types {
             _ if c.form.experts.is_some() => self.experts(writer, layer)?,
             Types::Clusters => self.clusters(writer, &name("ffn"), layer)?,

@@ -115,6 +115,7 @@ impl Sizes {
             form: LayerForm { experts, ..LayerForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
+            logit_cap: 0.0,
         }
     }
 }

@@ -211,6 +211,7 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         recurrence: Recurrence::default(),
         ffn_norm: norm(),
         post_norms: None,
+        output_scale: 1.0,
         ffn: FfnWeights::Neurons(blocks),
         up_bias: if rng.below(2) == 0 { Vec::new() } else { numbers(rng, ffn, 0.3) },
         down_bias: Vec::new(),

@@ -76,6 +76,7 @@ fn stand_in(layer: &Layer) -> Layer {
         recurrence: Recurrence::default(),
         ffn_norm: NormWeights::NONE,
         post_norms: None,
+        output_scale: 1.0,
         ffn: layer.ffn.clone(),
         up_bias: layer.up_bias.clone(),
         down_bias: Vec::new(),

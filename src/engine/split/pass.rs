@@ -2,7 +2,7 @@
 
 use super::scheduling::{Beside, HostShare};
 use super::state::{Begun, Split, frames};
-use super::weights::norm;
+use super::weights::{LayerWeights, norm};
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
 use crate::cpu::MAX_COLUMNS;
@@ -284,18 +284,19 @@ impl Split {
         self.launch(Call::Add(Add { count: n * c.hidden, from: x, to: out, scale: 1.0 }));
     }
 
-    /// Norms what attention or the FFN have made of the current part, where the layer does so, and adds it to the residual: the other outputs
-    /// are there already.
-    pub(super) fn add_sum(&mut self, c: &ModelConfig, weights: Option<[Buffer; 2]>) {
-        let Some(weights) = weights else { return };
+    /// Norms what attention or the FFN have made of the current part, where the layer does so, and adds it to the residual, which is then
+    /// multiplied by a number: the other outputs are there already.
+    pub(super) fn add_sum(&mut self, c: &ModelConfig, weights: Option<([Buffer; 2], f32)>) {
+        let Some((weights, scale)) = weights else { return };
         let (n, sum, residual) = (self.rows.n, self.sum(c), self.residual(c));
         self.launch(Call::Norm(norm(c.norm, weights, c.hidden, n, sum, sum)));
-        self.launch(Call::Add(Add { count: n * c.hidden, from: sum, to: residual, scale: 1.0 }));
+        self.launch(Call::Add(Add { count: n * c.hidden, from: sum, to: residual, scale }));
     }
 
-    /// The norm of a layer's FFN's output, where it has one.
-    pub(super) fn ffn_post_norm(&self, l: usize) -> Option<[Buffer; 2]> {
-        self.weights.layers[l].post_norms.map(|[_, ffn]| ffn)
+    /// The norm of a layer's FFN's output, where it has one, and what the residual behind the layer is multiplied by.
+    pub(super) fn ffn_post_norm(&self, l: usize) -> Option<([Buffer; 2], f32)> {
+        let LayerWeights { post_norms, output_scale, .. } = &self.weights.layers[l];
+        post_norms.map(|[_, ffn]| (ffn, *output_scale))
     }
 
     /// Puts on the stream what the device can do of an FFN before the host has seen the residual: the norm, the scores if it has the

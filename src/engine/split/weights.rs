@@ -125,6 +125,8 @@ pub struct LayerWeights {
     pub ffn_norm: [Buffer; 2],
     /// Weight and bias of the norms of attention's and of the FFN's output, where the layer norms them.
     pub post_norms: Option<[[Buffer; 2]; 2]>,
+    /// The residual behind the layer is multiplied by this.
+    pub output_scale: f32,
     /// Which of [`Weights::rotations`] it has, if any.
     pub rotation: Option<usize>,
     /// `[ffn]`, or no bytes.
@@ -186,6 +188,7 @@ impl Weights {
                     Some([attention, ffn]) => Some([allocator.norm(attention)?, allocator.norm(ffn)?]),
                     None => None,
                 },
+                output_scale: layer.output_scale,
                 rotation: rotations.iter().position(|rotation| c.attention(l).is_some_and(|a| a.rotary == *rotation)),
                 up_bias: allocator.numbers(&layer.up_bias)?,
                 sinks: allocator.numbers(&layer.sinks)?,

@@ -159,6 +159,7 @@ impl Keys<'_> {
             form: LayerForm { widths, ..LayerForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
+            logit_cap: 0.0,
         })
     }
 

@@ -17,7 +17,7 @@ pub struct Names {
     /// Empty where a family has none; q, k and v are the same where they are one tensor.
     pub inside: [&'static str; 9],
     /// The same for the roles from the norm of queries to that of a delta net's heads ([`Names::with`]).
-    pub more: [&'static str; 17],
+    pub more: [&'static str; 18],
     /// The same for the shared expert's gate, up, down and router row.
     pub shared: [&'static str; 4],
     /// The experts' tensors of a layer.
@@ -86,7 +86,7 @@ pub const LLAMA: Names = Names {
         "mlp.up_proj",
         "mlp.down_proj",
     ],
-    more: [""; 17],
+    more: [""; 18],
     shared: [
         "mlp.shared_expert.gate_proj",
         "mlp.shared_expert.up_proj",
@@ -131,6 +131,7 @@ pub const GGUF: Names = Names {
         "ssm_dt",
         "ssm_a",
         "ssm_norm",
+        "layer_output_scale",
     ],
     shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"],
     experts: ExpertNames {
