@@ -12,6 +12,7 @@ mod host;
 pub mod inputs;
 mod mixer;
 mod mixture;
+mod norms;
 pub mod observer;
 mod positions;
 mod probe;

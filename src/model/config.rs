@@ -379,9 +379,9 @@ impl ModelConfig {
             if self.form.norms.parallel() || self.form.residual_scale != 1.0 {
                 return Err("experts beside parallel attention or with a residual scale are not supported".into());
             }
-            if biases && (shared.is_some() || reads == RouterInput::Layer) {
+            if biases && (shared.is_some() || reads != RouterInput::FfnNorm) {
                 return Err(
-                    "biases of experts beside shared ones or a router that reads the layer's input are not supported"
+                    "biases of experts beside shared ones or a router that reads another input are not supported"
                         .into(),
                 );
             }

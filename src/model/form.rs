@@ -57,6 +57,9 @@ pub struct Experts {
     /// The weights are multiplied by this at last.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub scale: f32,
+    /// Each expert's weight is multiplied by a number of its own, too.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub scaled: bool,
     /// A number for each expert is added to its score for choosing only.
     #[serde(default, skip_serializing_if = "is_false")]
     pub selection_bias: bool,
@@ -112,6 +115,9 @@ pub struct SharedForm {
     pub width: usize,
     /// A router row of its own gives its output a weight, sigmoid(row . normed input); otherwise the weight is 1.
     pub weighted: bool,
+    /// It reads the residual by a norm of its own, and what it makes and what the others make are normed before they are added (Gemma 4).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub normed: bool,
 }
 
 /// How the products of a router, one for each expert, become scores.
@@ -139,6 +145,7 @@ impl Experts {
             normalised: false,
             groups: None,
             scale: 1.0,
+            scaled: false,
             selection_bias: false,
             reads: RouterInput::FfnNorm,
             shared: None,
@@ -199,6 +206,8 @@ pub enum RouterInput {
     /// The residual before attention, as it comes from the layer before (SmallThinker), so that a layer's experts are known an attention
     /// earlier.
     Layer,
+    /// The residual behind attention by a norm of the router's own (Gemma 4).
+    Own,
 }
 
 /// How layers are built, beside the sizes in [`super::ModelConfig`]. The default is Llama's layer, which is not written into a store's

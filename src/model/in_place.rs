@@ -4,8 +4,8 @@
 //! and a mixture of experts, which leaves out whole experts.
 
 use super::config::{Ffn, Norm, Positions};
-use super::ffn_weights::{ExpertBiases, ExpertWeights, FfnMatrices, FfnWeights, SharedExpert};
-use super::layer::{Norms, SharedForm};
+use super::ffn_weights::{ExpertBiases, ExpertWeights, FfnMatrices, FfnWeights, SharedExpert, SharedNorms};
+use super::layer::{Norms, RouterInput, SharedForm};
 use super::matrix::Matrix;
 use super::source::{ExpertMatrix, Role, Source};
 use super::stacked::Stacked;
@@ -149,7 +149,15 @@ fn shared_expert(source: &Source, layer: usize, form: SharedForm) -> Result<Shar
         true => source.vector(source.weight(Role::SharedRouter, layer)?)?,
         false => Vec::new(),
     };
-    Ok(SharedExpert { ffn, router })
+    let norms = match form.normed {
+        true => Some(SharedNorms {
+            input: norm(source, Role::SharedNorm, layer)?,
+            output: norm(source, Role::SharedPostNorm, layer)?,
+            experts: norm(source, Role::ExpertsPostNorm, layer)?,
+        }),
+        false => None,
+    };
+    Ok(SharedExpert { ffn, router, norms })
 }
 
 fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
@@ -179,8 +187,7 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
         return Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why));
     }
     if form.count == 0 {
-        let none = ExpertWeights { router: None, selection_bias: Vec::new(), experts, biases: None, shared };
-        return Ok(FfnWeights::Experts(none));
+        return Ok(FfnWeights::Experts(ExpertWeights { shared, ..ExpertWeights::default() }));
     }
     // A router that is no number would choose the same experts for every token.
     let router = source.weight(Role::Router, layer)?;
@@ -190,7 +197,17 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
         false => Vec::new(),
     };
     let biases = form.biases.then(|| expert_biases(source, layer).map(Arc::new)).transpose()?;
-    Ok(FfnWeights::Experts(ExpertWeights { router: Some(matrix(router)), selection_bias, experts, biases, shared }))
+    let vector = |role| source.vector(source.weight(role, layer)?);
+    let router_norm = match form.reads {
+        RouterInput::Own => NormWeights { weight: vector(Role::RouterScale)?, bias: Vec::new() },
+        _ => NormWeights::NONE,
+    };
+    // The products are of a unit vector.
+    let router_norm = router_norm.scaled(1.0 / (source.config.hidden as f32).sqrt());
+    let scales = if form.scaled { vector(Role::ExpertScales)? } else { Vec::new() };
+    let router = Some(matrix(router));
+    let weights = ExpertWeights { router, router_norm, scales, selection_bias, experts, biases, shared };
+    Ok(FfnWeights::Experts(weights))
 }
 
 fn expert_biases(source: &Source, layer: usize) -> Result<ExpertBiases> {

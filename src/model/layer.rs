@@ -332,7 +332,7 @@ impl ModelConfig {
         Some(match self.own(layer).and_then(|own| own.ffn) {
             None => experts,
             Some(OwnFfn::Dense(width)) => {
-                Experts { count: 0, shared: Some(SharedForm { width, weighted: false }), ..experts }
+                Experts { count: 0, shared: Some(SharedForm { width, weighted: false, normed: false }), ..experts }
             }
             Some(OwnFfn::Absent) => Experts { count: 0, shared: None, ..experts },
         })
@@ -342,6 +342,11 @@ impl ModelConfig {
     pub fn has_shared(&self) -> bool {
         let dense = |own: &OwnForm| matches!(own.ffn, Some(OwnFfn::Dense(_)));
         self.form.experts.is_some_and(|experts| experts.shared.is_some()) || self.form.own.iter().any(dense)
+    }
+
+    /// Whether such a thing has norms of its own.
+    pub fn has_normed_shared(&self) -> bool {
+        self.form.experts.and_then(|experts| experts.shared).is_some_and(|shared| shared.normed)
     }
 
     /// [`ModelConfig::movable`] of layer number `layer`: none of one without a router in a mixture.

@@ -69,6 +69,16 @@ pub enum Role {
     StateNorm,
     /// A number that the residual behind a layer is multiplied by, `[1]`; absent where there is none.
     OutputScale,
+    /// The weights of the norm of what a router reads, `[hidden]`; absent, as the next four, where it reads what the experts read.
+    RouterScale,
+    /// Numbers that the experts' weights are multiplied by, `[experts]`.
+    ExpertScales,
+    /// The norm of what a shared expert reads, `[hidden]`.
+    SharedNorm,
+    /// The norm of what it makes, `[hidden]`.
+    SharedPostNorm,
+    /// The norm of what the other experts make, `[hidden]`.
+    ExpertsPostNorm,
     /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
     SharedGate,
     /// The shared expert's up, `[its neurons, hidden]`.

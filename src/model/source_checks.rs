@@ -1,11 +1,15 @@
 //! What a published model's tensors say of its layers, and whether all are there.
 
 use super::config::{Ffn, Norm, Positions};
-use super::layer::{Experts, Norms};
+use super::layer::{Experts, Norms, RouterInput};
 use super::role::Role;
 use super::source::{Source, check_vector};
 use crate::error::{Error, Result};
 use std::collections::HashSet;
+
+/// Vectors that routers and what stands beside their experts may have.
+const OF_ROUTERS: [Role; 5] =
+    [Role::RouterScale, Role::ExpertScales, Role::SharedNorm, Role::SharedPostNorm, Role::ExpertsPostNorm];
 
 impl Source {
     /// Adds to the configuration what only the tensors of layers show, such as norms of queries and keys: a model that ran without it
@@ -89,7 +93,11 @@ impl Source {
                             check_vector(self.find_expert_biases(role, layer)?)?;
                         }
                     }
+                    roles.extend((experts.reads == RouterInput::Own).then_some(Role::RouterScale));
+                    roles.extend(experts.scaled.then_some(Role::ExpertScales));
                     if let Some(shared) = experts.shared {
+                        let norms = [Role::SharedNorm, Role::SharedPostNorm, Role::ExpertsPostNorm];
+                        roles.extend(norms.into_iter().filter(|_| shared.normed));
                         roles.extend(self.shared_roles(layer));
                         roles.extend(shared.weighted.then_some(Role::SharedRouter));
                     }
@@ -104,8 +112,8 @@ impl Source {
             }
             for role in roles {
                 let view = self.weight(role, layer)?;
-                let is_small =
-                    matches!(role, Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter | Role::OutputScale);
+                let is_small = [Role::QNorm, Role::KNorm, Role::Sinks, Role::SharedRouter, Role::OutputScale];
+                let is_small = is_small.contains(&role) || OF_ROUTERS.contains(&role);
                 if is_small || self.norms().any(|norm| norm == role) {
                     check_vector(view)?;
                 }

@@ -4,7 +4,7 @@ use super::block::{self, BlockLayout};
 use super::config::{Ffn, ModelConfig, Norm, Positions};
 use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks};
 use super::fingerprint::Fingerprint;
-use super::layer::{Experts, Mixer, Norms};
+use super::layer::{Experts, Mixer, Norms, RouterInput};
 pub use super::matrix::Matrix;
 use super::recurrence::Recurrence;
 use super::source::Source;
@@ -19,7 +19,7 @@ use crate::tokenizer::TokenizerSpec;
 use std::path::{Path, PathBuf};
 
 /// The weights of a norm, `[hidden]` each.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct NormWeights {
     /// What the normed numbers are multiplied by.
     pub weight: Vec<f32>,
@@ -150,6 +150,7 @@ impl Model {
             (experts.is_some_and(|experts| experts.shared.is_some()), "a shared expert"),
             (experts.is_some_and(|experts| experts.biases), "biases of experts"),
             (experts.is_some_and(|experts| experts.selection_bias), "a selection bias"),
+            (experts.is_some_and(|e| e.scaled || e.reads == RouterInput::Own), "a router's norm or scales of experts"),
             (config.form.sinks, "sinks of attention"),
             (experts.is_some() && config.movable_layers() < config.layers, "layers without experts in a mixture"),
         ];
@@ -429,7 +430,7 @@ impl Sections<'_> {
             FfnMatrices { input: Stacked::new(input), down: matrix(down, cols, neurons), down_by_neuron: false }
         };
         let experts = self.0.bytes(section).chunks_exact(each).map(cluster).collect();
-        Ok(ExpertWeights { router: None, selection_bias: Vec::new(), experts, biases: None, shared: None })
+        Ok(ExpertWeights { experts, ..ExpertWeights::default() })
     }
 
     /// The experts of a layer, packed by neuron, and their router.
@@ -463,7 +464,7 @@ impl Sections<'_> {
         };
         let experts = self.0.bytes(section).chunks_exact(each).map(expert).collect();
         let router = self.checked_matrix(&format!("layer.{layer}.router"), form.count, c.hidden)?;
-        Ok(ExpertWeights { router: Some(router), selection_bias: Vec::new(), experts, biases: None, shared: None })
+        Ok(ExpertWeights { router: Some(router), experts, ..ExpertWeights::default() })
     }
 
     fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {

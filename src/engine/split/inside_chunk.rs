@@ -57,7 +57,7 @@ impl Split {
         if on_cpu > 0 {
             self.add_partial(c);
         }
-        self.add_sum(c, self.ffn_post_norm(l));
+        self.end_sum(c, l);
         if self.migrator.is_some() {
             self.count_inside(pass, l, n, weights);
         }

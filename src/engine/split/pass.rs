@@ -14,7 +14,7 @@ use crate::engine::positions::TokenPosition;
 use crate::engine::probe::WillCompute;
 use crate::engine::sparsity::{Scored, Wanted};
 use crate::model::config::ModelConfig;
-use crate::model::layer::Norms;
+use crate::model::layer::{Norms, RouterInput};
 use crate::model::weights::Layer;
 use crate::ops::gates::gates;
 
@@ -63,7 +63,9 @@ impl Executor for Split {
     }
 
     fn begin_layer(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        self.fetch_layer_input(&pass.model.config, pass.n());
+        if pass.model.config.form.experts.is_some_and(|experts| experts.reads == RouterInput::Layer) {
+            self.fetch_residual(&pass.model.config, pass.n());
+        }
         if pass.is_chunk() {
             return;
         }
@@ -500,7 +502,7 @@ impl Split {
         if !self.cache.layers[l].table.slots().is_empty() {
             self.add_output(c, n);
         }
-        self.add_sum(c, self.ffn_post_norm(l));
+        self.end_sum(c, l);
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].merge[1]);
         // Of whole experts it is known.

@@ -4,6 +4,7 @@ use super::allocator::DeviceAllocator;
 use crate::device::{Buffer, Linear, Norm, OutOfMemory, Then, View};
 use crate::formats::rows::Quant;
 use crate::model::config::Norm as NormKind;
+use crate::model::ffn_weights::SharedNorms;
 use crate::model::weights::{Matrix, NormWeights};
 use crate::model::{FfnMatrices, Model, Stacked};
 
@@ -137,6 +138,8 @@ pub struct LayerWeights {
     pub expert_biases: [Buffer; 2],
     /// Gate, up and down of a mixture's shared expert, as a slot has those of another.
     pub shared: Option<[Buffer; 3]>,
+    /// Where it has norms of its own: of what it reads, of what it makes, and of what the others make.
+    pub shared_norms: Option<[[Buffer; 2]; 3]>,
 }
 
 impl LayerWeights {
@@ -197,6 +200,12 @@ impl Weights {
                     None => [none; 2],
                 },
                 shared: layer.ffn.shared().map(|shared| allocator.expert(&shared.ffn)).transpose()?,
+                shared_norms: match layer.ffn.shared().and_then(|shared| shared.norms.as_ref()) {
+                    Some(SharedNorms { input, output, experts }) => {
+                        Some([allocator.norm(input)?, allocator.norm(output)?, allocator.norm(experts)?])
+                    }
+                    None => None,
+                },
             })
         };
         let layers = model.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;

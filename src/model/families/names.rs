@@ -16,8 +16,8 @@ pub struct Names {
     /// Names behind the number of a layer, in the order of [`Role`]: norm of attention, q, k, v, output, norm of the FFN, gate, up, down.
     /// Empty where a family has none; q, k and v are the same where they are one tensor.
     pub inside: [&'static str; 9],
-    /// The same for the roles from the norm of queries to that of a delta net's heads ([`Names::with`]).
-    pub more: [&'static str; 18],
+    /// The same for the roles from the norm of queries to that of what experts make ([`Names::with`]).
+    pub more: [&'static str; 23],
     /// The same for the shared expert's gate, up, down and router row.
     pub shared: [&'static str; 4],
     /// The experts' tensors of a layer.
@@ -86,7 +86,7 @@ pub const LLAMA: Names = Names {
         "mlp.up_proj",
         "mlp.down_proj",
     ],
-    more: [""; 18],
+    more: [""; 23],
     shared: [
         "mlp.shared_expert.gate_proj",
         "mlp.shared_expert.up_proj",
@@ -132,6 +132,11 @@ pub const GGUF: Names = Names {
         "ssm_a",
         "ssm_norm",
         "layer_output_scale",
+        "ffn_gate_inp.scale",
+        "ffn_down_exps.scale",
+        "",
+        "post_ffw_norm_1",
+        "post_ffw_norm_2",
     ],
     shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"],
     experts: ExpertNames {
