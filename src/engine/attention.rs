@@ -23,7 +23,7 @@ pub(super) fn rotate_and_put(
 ) {
     for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(qkv.chunks_exact_mut(a.qkv_dim())) {
         let (q, rest) = qkv.split_at_mut(a.q_dim());
-        let (k, v) = rest[a.gate_dim()..].split_at_mut(a.kv_dim());
+        let (k, v) = rest[a.gate_dim()..].split_at_mut(a.key_rows());
         let mut heads = [&mut *q, &mut *k];
         if a.values_from_keys {
             // Keys are their values times the weights of the keys' norm.
@@ -42,6 +42,9 @@ pub(super) fn rotate_and_put(
         if !a.rotary.is_empty() {
             math::angles(position, a.rotary, a.rotary_scale, cos_sin);
             heads.into_iter().for_each(|heads| math::rope(heads, a.head_dim, cos_sin));
+        }
+        if a.keys_of.is_some() {
+            continue;
         }
         caches[sequence].put(layer, 0, position, k);
         if !a.values_from_keys {
@@ -102,7 +105,7 @@ pub(super) fn attention(
         for (t, queries) in queries.chunks_exact_mut(shared * dim).enumerate() {
             queries.copy_from_slice(&qkv[heads((first + t) * qkv_dim)]);
         }
-        let [keys, values] = kv.head(layer, kv_head, all.clone());
+        let [keys, values] = kv.head(a.keys_of.unwrap_or(layer), kv_head, all.clone());
         let sinks = weights.sinks.get(kv_head * shared..(kv_head + 1) * shared).unwrap_or_default();
         let head = Head { quant: kv.kind.quant(), keys, values, sinks };
         let sees = |b: usize| {

@@ -10,6 +10,7 @@ use super::mixer::{Room, mix};
 use super::mixture::{foresee_experts, look_inside, route};
 use super::norms::each;
 use super::observer::SeenAttention;
+use super::per_layer::add_layer_input;
 use super::probe::WillCompute;
 use super::report::Report;
 use super::sparsity::{Scored, Wanted};
@@ -234,8 +235,18 @@ fn begin_output(b: &mut Buffers, layer: &Layer) {
     }
 }
 
-/// Adds the normed output of the FFN to the residual, where [`begin_output`] has put that aside.
+/// Ends a layer whose FFN's output has been made: adds it where [`begin_output`] has put the residual aside, then what else the layer adds.
 fn end_output(pass: &mut Pass<'_, '_>, l: usize) {
+    add_normed_output(pass, l);
+    add_layer_input(pass, l);
+    let scale = pass.model.layers[l].output_scale;
+    if scale != 1.0 {
+        pass.buffers.x.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
+/// Adds the normed output of the FFN to the residual, where [`begin_output`] has put that aside.
+fn add_normed_output(pass: &mut Pass<'_, '_>, l: usize) {
     let Pass { model, pool, buffers: b, .. } = pass;
     let (c, h) = (&model.config, model.config.hidden);
     let Some([_, norm]) = &model.layers[l].post_norms else { return };
@@ -243,14 +254,6 @@ fn end_output(pass: &mut Pass<'_, '_>, l: usize) {
     let (n, output) = (b.positions.len(), &b.residual);
     each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, norm, &output[t * h..(t + 1) * h], out));
     math::add(&mut b.x, &b.normed);
-    scale_output(&mut b.x, &model.layers[l]);
-}
-
-/// Multiplies the residual behind a layer by the layer's own number, where it has one.
-fn scale_output(x: &mut [f32], layer: &Layer) {
-    if layer.output_scale != 1.0 {
-        x.iter_mut().for_each(|x| *x *= layer.output_scale);
-    }
 }
 
 /// out = norm(x) of each token.

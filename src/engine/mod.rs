@@ -14,6 +14,7 @@ mod mixer;
 mod mixture;
 mod norms;
 pub mod observer;
+mod per_layer;
 mod positions;
 mod probe;
 pub mod report;

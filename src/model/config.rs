@@ -289,11 +289,12 @@ impl ModelConfig {
         let attention: u64 = self.mixers().map(|mixer| mixer.weights(self.hidden) as u64).sum();
         let neurons = |layer: usize| match self.experts(layer) {
             Some(experts) => self.ffn * experts.count + experts.shared.map_or(0, |shared| shared.width),
-            None => self.ffn,
+            None => self.width(layer),
         };
         let ffn = self.ffn_kind.rows() as u64 * h * (0..self.layers).map(|layer| neurons(layer) as u64).sum::<u64>();
         let embeddings = h * self.vocab as u64 * if self.tied { 1 } else { 2 };
-        attention + ffn + embeddings
+        let of_layers = (self.layers * self.form.per_layer) as u64 * (self.vocab as u64 + 3 * h);
+        attention + ffn + embeddings + of_layers
     }
 
     /// Checks the numbers and what must hold between them; the error is a message that names the field. The limits keep products
@@ -358,7 +359,7 @@ impl ModelConfig {
         if !widths.is_empty() && widths.len() != self.layers {
             return Err(format!("{} FFN sizes for {} layers", widths.len(), self.layers));
         }
-        if let (Some(least), Some(most)) = (widths.iter().min(), widths.iter().max()) {
+        if let (Some(least), Some(most), 0) = (widths.iter().min(), widths.iter().max(), self.form.per_layer) {
             return Err(format!(
                 "its layers have FFNs of {least} to {most} neurons; only one size for all is supported"
             ));

@@ -3,8 +3,8 @@
 
 use super::block::{self, BlockLayout, BlockPart};
 use super::matrix::Matrix;
+use super::norm_weights::NormWeights;
 use super::stacked::Stacked;
-use super::weights::NormWeights;
 use crate::formats::rows::{Input, Quant, Rows};
 use std::sync::Arc;
 
@@ -247,6 +247,11 @@ impl FfnWeights {
     /// The shared expert, where it is a mixture with one.
     pub fn shared(&self) -> Option<&SharedExpert> {
         self.experts()?.shared.as_ref()
+    }
+
+    /// Neurons of whole matrices, which may differ from layer to layer; `None` of others.
+    pub fn width(&self) -> Option<usize> {
+        if let FfnWeights::Matrices(matrices) = self { Some(matrices.down.cols) } else { None }
     }
 
     /// Bytes of all weights.

@@ -89,6 +89,10 @@ pub(super) fn one() -> f32 {
     1.0
 }
 
+fn is_none(numbers: &usize) -> bool {
+    *numbers == 0
+}
+
 pub(super) fn is_zero(number: &f32) -> bool {
     *number == 0.0
 }
@@ -249,6 +253,9 @@ pub struct LayerForm {
     /// The residual behind a layer is multiplied by a number of the layer's own.
     #[serde(skip_serializing_if = "is_false")]
     pub output_scales: bool,
+    /// Numbers that each layer gets of a token beside the residual ([`super::per_layer`]); 0 where there are none.
+    #[serde(skip_serializing_if = "is_none")]
+    pub per_layer: usize,
     /// Layers that differ from the others, in groups.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub own: Vec<OwnForm>,
@@ -275,6 +282,9 @@ pub struct OwnForm {
     /// Values are the products of the keys' matrix, before keys are normed and rotated.
     #[serde(skip_serializing_if = "is_false")]
     pub values_from_keys: bool,
+    /// Keys and values are those of this earlier layer, whose heads and window are the same: the layer makes queries alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys_of: Option<usize>,
     /// A short convolution over so many positions stands in the place of attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub convolution: Option<usize>,
@@ -407,6 +417,7 @@ impl Default for LayerForm {
             unscaled: false,
             value_norm: false,
             output_scales: false,
+            per_layer: 0,
             own: Vec::new(),
         }
     }

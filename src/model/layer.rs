@@ -67,7 +67,9 @@ impl<'a> Mixer<'a> {
 
     /// Its attention, if a device can compute that over keys and values in its own memory.
     pub fn on_device(self) -> Option<Attention<'a>> {
-        self.attention().filter(|a| !(a.gated || a.value_norm || a.values_from_keys))
+        let of_host =
+            |a: &Attention<'_>| a.gated || a.value_norm || a.values_from_keys || a.keys_of.is_some() || a.lends;
+        self.attention().filter(|a| !of_host(a))
     }
 
     /// What it is called.
@@ -83,7 +85,7 @@ impl<'a> Mixer<'a> {
     /// k and v.
     pub fn inputs(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let all = match self {
-            Mixer::Attention(a) => [("q", a.q_dim()), ("g", a.gate_dim()), ("k", a.kv_dim()), ("v", a.value_rows())],
+            Mixer::Attention(a) => [("q", a.q_dim()), ("g", a.gate_dim()), ("k", a.key_rows()), ("v", a.value_rows())],
             Mixer::Convolution(convolution) => [("q", 3 * convolution.hidden), ("", 0), ("", 0), ("", 0)],
             Mixer::Delta(d) => [("q", d.channels()), ("z", d.values()), ("b", d.value_heads), ("a", d.value_heads)],
         };
@@ -152,6 +154,10 @@ pub struct Attention<'a> {
     pub value_norm: bool,
     /// Values are the products of the keys' matrix, before keys are normed and rotated.
     pub values_from_keys: bool,
+    /// Keys and values are those of this earlier layer; `None` where the layer has its own.
+    pub keys_of: Option<usize>,
+    /// Later layers read its keys and values, too.
+    pub lends: bool,
     /// Each head has a learned score that takes part in its softmax and stands for no position.
     pub sinks: bool,
     /// What the heads make is multiplied by the sigmoid of a gate.
@@ -200,9 +206,14 @@ impl Attention<'_> {
         self.kv_heads * self.head_dim
     }
 
-    /// Rows of the matrix of values; 0 where they are the keys' products.
+    /// Rows of the matrix of keys; 0 where they are another layer's.
+    pub const fn key_rows(&self) -> usize {
+        if self.keys_of.is_some() { 0 } else { self.kv_dim() }
+    }
+
+    /// Rows of the matrix of values; 0 where they are the keys' products, too.
     pub const fn value_rows(&self) -> usize {
-        if self.values_from_keys { 0 } else { self.kv_dim() }
+        if self.values_from_keys { 0 } else { self.key_rows() }
     }
 
     /// Numbers of the gate; 0 where there is none.
@@ -212,7 +223,7 @@ impl Attention<'_> {
 
     /// Rows of q, of the gate, of k and v together.
     pub const fn qkv_dim(&self) -> usize {
-        self.q_dim() + self.gate_dim() + self.kv_dim() + self.value_rows()
+        self.q_dim() + self.gate_dim() + self.key_rows() + self.value_rows()
     }
 
     /// Query heads that share the keys and values of a head.
@@ -305,7 +316,9 @@ impl ModelConfig {
                 qk_norm: self.form.qk_norm,
                 query_scale: self.form.query_scale * undivided,
                 value_norm: self.form.value_norm,
-                values_from_keys: own.is_some_and(|own| own.values_from_keys),
+                values_from_keys: own.is_some_and(|own| own.values_from_keys && own.keys_of.is_none()),
+                keys_of: own.and_then(|own| own.keys_of),
+                lends: self.form.own.iter().any(|own| own.keys_of == Some(layer)),
                 sinks: self.form.sinks,
                 gated: self.form.gated,
                 bias: self.attention_bias,

@@ -12,6 +12,8 @@ pub mod kv_cache;
 mod kv_type;
 pub mod layer;
 pub mod matrix;
+mod norm_weights;
+pub mod per_layer;
 mod positions;
 pub mod recurrence;
 mod recurrent;

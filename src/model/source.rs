@@ -297,6 +297,12 @@ impl Source {
             Role::StepBias | Role::Decay => vec![delta(|d| d.value_heads)],
             Role::StateNorm => vec![delta(|d| d.head_dim)],
             Role::OutputScale => vec![1],
+            Role::PerLayerGate => vec![c.form.per_layer, c.hidden],
+            Role::PerLayerOut => vec![c.hidden, c.form.per_layer],
+            Role::PerLayerPostNorm => vec![c.hidden],
+            Role::PerLayerTable => vec![c.vocab, c.layers * c.form.per_layer],
+            Role::PerLayerProjection => vec![c.layers * c.form.per_layer, c.hidden],
+            Role::PerLayerNorm => vec![c.form.per_layer],
             Role::O | Role::MixerOut => vec![c.hidden, mixer.cols()],
             Role::Taps => mixer.taps().into_iter().rev().collect(),
             Role::Gate | Role::Up if self.has_dense(layer) => vec![self.shared_width(layer), c.hidden],
@@ -493,8 +499,8 @@ pub fn source_files(path: &Path) -> Result<Vec<SourceFile>> {
     Ok(files)
 }
 
-/// Whether the files at `path`, as far as they can be read, are a mixture of experts.
-pub fn is_mixture(path: &Path, activation: Option<NamedActivation>) -> bool {
+/// Why the model at `path` is read in place and never packed, as far as its files can be read ([`ModelConfig::only_in_place`]).
+pub fn only_in_place(path: &Path, activation: Option<NamedActivation>) -> Option<&'static str> {
     let config = || {
         if path.is_dir() {
             let config = path.join("config.json");
@@ -502,7 +508,7 @@ pub fn is_mixture(path: &Path, activation: Option<NamedActivation>) -> bool {
         }
         families::from_gguf(&gguf::open(path)?.0, path, None, activation)
     };
-    config().is_ok_and(|config| config.form.experts.is_some())
+    config().ok()?.only_in_place()
 }
 
 /// Bytes of the largest config.json.

@@ -7,9 +7,20 @@ use super::source::{Source, check_vector};
 use crate::error::{Error, Result};
 use std::collections::HashSet;
 
-/// Vectors that routers and what stands beside their experts may have.
-const OF_ROUTERS: [Role; 5] =
-    [Role::RouterScale, Role::ExpertScales, Role::SharedNorm, Role::SharedPostNorm, Role::ExpertsPostNorm];
+/// Roles of vectors beside the norms that every family has.
+const VECTORS: [Role; 11] = [
+    Role::QNorm,
+    Role::KNorm,
+    Role::Sinks,
+    Role::SharedRouter,
+    Role::OutputScale,
+    Role::RouterScale,
+    Role::ExpertScales,
+    Role::SharedNorm,
+    Role::SharedPostNorm,
+    Role::ExpertsPostNorm,
+    Role::PerLayerPostNorm,
+];
 
 impl Source {
     /// Adds to the configuration what only the tensors of layers show, such as norms of queries and keys: a model that ran without it
@@ -66,6 +77,11 @@ impl Source {
         if matches!(c.positions, Positions::Learned { .. }) {
             self.weight(Role::Positions, 0)?;
         }
+        if c.form.per_layer > 0 {
+            self.weight(Role::PerLayerTable, 0)?;
+            self.weight(Role::PerLayerProjection, 0)?;
+            check_vector(self.weight(Role::PerLayerNorm, 0)?)?;
+        }
         for layer in 0..c.layers {
             let (inputs, output) = Role::of_mixer(c.mixer(layer));
             let (first, others): (Vec<Role>, Vec<Role>) = self.norms().partition(|role| *role == Role::AttnNorm);
@@ -73,8 +89,12 @@ impl Source {
             roles.extend(others);
             let attends = c.attention(layer).is_some();
             self.recurrence(layer)?;
-            if c.form.qk_norm && attends {
-                roles.extend([Role::QNorm, Role::KNorm]);
+            if let Some(a) = c.attention(layer).filter(|a| a.qk_norm) {
+                roles.push(Role::QNorm);
+                roles.extend(a.keys_of.is_none().then_some(Role::KNorm));
+            }
+            if c.form.per_layer > 0 {
+                roles.extend([Role::PerLayerGate, Role::PerLayerOut, Role::PerLayerPostNorm]);
             }
             roles.extend((c.form.sinks && attends).then_some(Role::Sinks));
             roles.extend(c.form.output_scales.then_some(Role::OutputScale));
@@ -112,9 +132,7 @@ impl Source {
             }
             for role in roles {
                 let view = self.weight(role, layer)?;
-                let is_small = [Role::QNorm, Role::KNorm, Role::Sinks, Role::SharedRouter, Role::OutputScale];
-                let is_small = is_small.contains(&role) || OF_ROUTERS.contains(&role);
-                if is_small || self.norms().any(|norm| norm == role) {
+                if VECTORS.contains(&role) || self.norms().any(|norm| norm == role) {
                     check_vector(view)?;
                 }
                 let biased = match role {

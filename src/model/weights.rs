@@ -6,6 +6,8 @@ use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks};
 use super::fingerprint::Fingerprint;
 use super::layer::{Experts, Mixer, Norms, RouterInput};
 pub use super::matrix::Matrix;
+pub use super::norm_weights::NormWeights;
+use super::per_layer::{LayerInput, LayerInputs};
 use super::recurrence::Recurrence;
 use super::source::Source;
 use super::stacked::Stacked;
@@ -17,26 +19,6 @@ use crate::formats::rows::{Quant, decode};
 use crate::ids::Permutation;
 use crate::tokenizer::TokenizerSpec;
 use std::path::{Path, PathBuf};
-
-/// The weights of a norm, `[hidden]` each.
-#[derive(Clone, Debug, Default)]
-pub struct NormWeights {
-    /// What the normed numbers are multiplied by.
-    pub weight: Vec<f32>,
-    /// What is added to them; empty for RMS norms.
-    pub bias: Vec<f32>,
-}
-
-impl NormWeights {
-    /// Of a layer that does not norm.
-    pub(crate) const NONE: NormWeights = NormWeights { weight: Vec::new(), bias: Vec::new() };
-
-    /// The same norm with a result that is `scale` times as large.
-    pub(super) fn scaled(mut self, scale: f32) -> NormWeights {
-        self.weight.iter_mut().chain(&mut self.bias).for_each(|weight| *weight *= scale);
-        self
-    }
-}
 
 /// The weights of one layer.
 pub struct Layer {
@@ -65,6 +47,8 @@ pub struct Layer {
     pub output_scale: f32,
     /// The weights of the FFN.
     pub ffn: FfnWeights,
+    /// What adds its own numbers of a token to the residual; `None` where it has none.
+    pub per_layer: Option<LayerInput>,
     /// `[ffn]`; empty where the family has none.
     pub up_bias: Vec<f32>,
     /// `[hidden]`; empty where the family has none.
@@ -108,6 +92,8 @@ pub struct Model {
     pub head: Matrix,
     /// Learned positions, `[context + offset, hidden]`; `None` where positions are rotations.
     pub positions: Option<Matrix>,
+    /// What makes the layers' own numbers of a token; `None` where they have none.
+    pub per_layer: Option<LayerInputs>,
     /// The norm before the head, with the logit scale in it.
     pub out_norm: NormWeights,
     /// The layers, first to last.
@@ -152,6 +138,7 @@ impl Model {
             (experts.is_some_and(|experts| experts.selection_bias), "a selection bias"),
             (experts.is_some_and(|e| e.scaled || e.reads == RouterInput::Own), "a router's norm or scales of experts"),
             (config.form.sinks, "sinks of attention"),
+            (config.form.per_layer > 0, "embeddings for each layer"),
             (experts.is_some() && config.movable_layers() < config.layers, "layers without experts in a mixture"),
         ];
         if let Some((_, what)) = not_held.into_iter().find(|(has, _)| *has) {
@@ -176,6 +163,7 @@ impl Model {
             embed,
             head,
             positions,
+            per_layer: None,
             out_norm,
             layers,
             config,
@@ -228,6 +216,11 @@ impl Model {
         self.files().iter().map(|file| file.bytes().len() as u64).sum()
     }
 
+    /// Bytes of them of which a pass reads only a row for each token: the table of embeddings for each layer, which may stay on disk.
+    pub fn table_bytes(&self) -> u64 {
+        self.per_layer.as_ref().map_or(0, |of| of.table.bytes())
+    }
+
     /// Hash of the published model's content, 32 hex digits, by which profiles, predictors and placements name their model. Of a model
     /// that is read in place it is computed when it is first asked for, which reads the whole file; of a large one it is remembered.
     pub fn fingerprint(&self) -> &str {
@@ -246,6 +239,9 @@ impl Model {
 
     /// Why a device cannot compute with it; `None` if it can.
     pub fn not_on_device(&self) -> Option<&'static str> {
+        if self.per_layer.is_some() {
+            return Some("it has embeddings for each layer");
+        }
         if self.config.form.experts.is_some() {
             let experts = self.layers.iter().filter_map(|layer| layer.ffn.experts());
             return experts.into_iter().find_map(|experts| experts.not_on_device(self.config.hidden));
@@ -505,7 +501,11 @@ impl Sections<'_> {
             qk_norm: match a.filter(|a| a.qk_norm) {
                 Some(a) => {
                     let q = self.head_norm(&name("q_norm"), a.head_dim)?.scaled(a.query_scale);
-                    Some([q, self.head_norm(&name("k_norm"), a.head_dim)?])
+                    let k = match a.keys_of {
+                        None => self.head_norm(&name("k_norm"), a.head_dim)?,
+                        Some(_) => NormWeights::NONE,
+                    };
+                    Some([q, k])
                 }
                 None => None,
             },
@@ -520,6 +520,7 @@ impl Sections<'_> {
                 false => 1.0,
             },
             ffn,
+            per_layer: None,
             up_bias: self.vector_if(c.ffn_bias, &name("up_bias"), c.ffn)?,
             down_bias: self.vector_if(c.ffn_bias, &name("down_bias"), c.hidden)?,
             order,
