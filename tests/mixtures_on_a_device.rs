@@ -31,7 +31,7 @@ use tempfile::TempDir;
 
 /// Of every family, as published and as GGUF; normed queries, routers that read another input, shared experts, layers without rotation, and
 /// rows in GGUF's blocks, biases, sinks and a layer without experts among them.
-const MODELS: [&str; 16] = [
+const MODELS: [&str; 18] = [
     "mixtral",
     "mixtral.gguf",
     "qwen3-moe",
@@ -46,6 +46,8 @@ const MODELS: [&str; 16] = [
     "qwen35-moe.gguf",
     "qwen3-next.gguf",
     "lfm2-moe",
+    "gemma4-moe",
+    "gemma4-moe.gguf",
     "k256-moe.q4_k_m.gguf",
     GPT_OSS,
 ];

@@ -203,6 +203,8 @@ fn a_warm_engine_decodes_without_allocating() {
         "glm4-moe",
         "qwen35-moe",
         "lfm2-moe",
+        "gemma4-moe",
+        "gemma4-e2b",
         "smallthinker",
         "smallthinker by neuron",
         "smallthinker predicted by neuron",
