@@ -93,6 +93,8 @@ fn attention_that_is_copied_gives_the_same_bits() {
         "qwen2-moe",
         "gpt-oss.mxfp4.gguf",
         "gemma3",
+        "gemma4",
+        "gemma4-moe.gguf",
         "glm4-moe.gguf",
         "qwen35",
         "qwen35-moe.gguf",

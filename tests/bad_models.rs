@@ -568,6 +568,37 @@ fn what_a_family_does_not_do_is_refused_by_name() {
         ("gemma3", json!({"final_logit_softcapping": 30.0}), "config.json: final_logit_softcapping: is 30; no softcap"),
         ("gemma3", json!({"layer_types": ["full_attention"]}), "config.json: layer_types: names 1 layers of 7"),
         ("gemma3", json!({"query_pre_attn_scalar": 0}), "queries are multiplied by inf; it must be 0.01 to 100"),
+        ("gemma4", json!({"layer_types": ["full_attention"]}), "config.json: layer_types: names 1 layers of 4"),
+        (
+            "gemma4",
+            json!({"final_logit_softcapping": 0.5}),
+            "the cap of logits is 0.5; it must be 1 to 1000, or 0 for none",
+        ),
+        (
+            "gemma4",
+            json!({"use_bidirectional_attention": "all"}),
+            "use_bidirectional_attention: is \"all\"; only \"vision\"",
+        ),
+        ("gemma4", json!({"global_head_dim": 33}), "head dimension 33 is odd"),
+        ("gemma4", json!({"global_head_dim": 64}), "self_attn.q_proj.weight: has shape [128, 64]"),
+        ("gemma4", json!({"num_global_key_value_heads": 3}), "4 heads cannot share 3 key/value heads"),
+        ("gemma4", json!({"attention_k_eq_v": false}), "layers.1.self_attn.k_proj.weight: has shape [32, 64]"),
+        ("gemma4", json!({"num_kv_shared_layers": 4}), "num_kv_shared_layers: is 4: no layer before them has keys"),
+        ("gemma4", json!({"num_kv_shared_layers": 5}), "num_kv_shared_layers: is 5, and there are 4 layers"),
+        ("gemma4", json!({"hidden_size_per_layer_input": 8}), "embed_tokens_per_layer.weight: the tensor is missing"),
+        (
+            "gemma4",
+            json!({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
+            "rope_parameters.full_attention.rope_type: is 'yarn', which is not supported for gemma4",
+        ),
+        (
+            "gemma4",
+            json!({"rope_parameters": {"full_attention": {"partial_rotary_factor": 1.5}}}),
+            "rope_parameters.full_attention.partial_rotary_factor: is 1.5; it must be above 0 and at most 1",
+        ),
+        ("gemma4-moe", json!({"top_k_experts": 7}), "7 experts for a token, of 6 that there are"),
+        ("gemma4-moe", json!({"intermediate_size": 48}), "mlp.gate_proj.weight: has shape [32, 64]"),
+        ("gemma4-moe", json!({"model_type": "gemma4-assistant"}), "config.json: model_type: is of a draft head"),
         ("glm4-moe", json!({"rope_scaling": {"type": "linear", "factor": 4.0}}), "config.json: rope_scaling: is {"),
         ("glm4-moe", json!({"partial_rotary_factor": 0.45}), "config.json: partial_rotary_factor: is 7; it must be"),
         ("glm4-moe", json!({"first_k_dense_replace": 9}), "no layer of a mixture has experts"),
@@ -722,6 +753,49 @@ fn keys_of_mamba_that_contradict_each_other_are_refused_by_name() {
         let message = gguf_refusal("nemotron-h.gguf", "model.gguf", &name, |f| f.drop_tensor(&name));
         assert_says(&message, &["the tensor is missing"], &name);
     }
+}
+
+#[test]
+fn keys_of_gemma4_that_contradict_each_other_are_refused_by_name() {
+    let bools = |list: &[bool]| Value::Array(Array::Bool(list.to_vec()));
+    let ints = |list: &[i32]| Value::Array(Array::I32(list.to_vec()));
+    let cases = [
+        ("attention.sliding_window_pattern", bools(&[true, false]), "names 2 layers of 4"),
+        ("attention.sliding_window_pattern", bools(&[true; 4]), "names no layer without a window"),
+        ("attention.sliding_window", Value::U32(0), "missing: most layers of gemma4 have a window"),
+        ("attention.head_count_kv", ints(&[2, 1, 1, 1]), "is 1 in one layer and 2 in another of its kind"),
+        ("attention.head_count_kv", ints(&[2, 1]), "names 2 layers of 4"),
+        ("attention.head_count_kv", ints(&[0, 1, 0, 1]), "is 0 in one layer and 0 in another of its kind"),
+        ("attention.value_length_swa", Value::U32(8), "is 8; it must be 16, as attention.key_length_swa says"),
+        ("attention.shared_kv_layers", Value::U32(9), "is 9, and there are 4 layers"),
+        ("attn_logit_softcapping", Value::F32(50.0), "is 50; no softcap of attention is supported for gemma4"),
+        ("rope.freq_base_swa", Value::F32(0.0), "0 is not a positive number"),
+    ];
+    for (key, value, want) in cases {
+        let key = format!("gemma4.{key}");
+        let message = gguf_refusal("gemma4.gguf", "model.gguf", &key, |f| f.set(&key, value.clone()));
+        assert_says(&message, &[&key, want], &key);
+    }
+    for (name, tensor) in [
+        ("gemma4.gguf", "blk.2.layer_output_scale.weight"),
+        ("gemma4.gguf", "blk.0.attn_v.weight"),
+        ("gemma4-moe.gguf", "blk.1.ffn_gate_inp.scale"),
+        ("gemma4-moe.gguf", "blk.1.ffn_down_exps.scale"),
+        ("gemma4-moe.gguf", "blk.3.pre_ffw_norm_2.weight"),
+        ("gemma4-moe.gguf", "blk.3.post_ffw_norm_1.weight"),
+        ("gemma4-moe.gguf", "blk.3.ffn_gate.weight"),
+        ("gemma4-e2b.gguf", "per_layer_token_embd.weight"),
+        ("gemma4-e2b.gguf", "per_layer_proj_norm.weight"),
+        ("gemma4-e2b.gguf", "blk.4.inp_gate.weight"),
+    ] {
+        let message = gguf_refusal(name, "model.gguf", tensor, |f| f.drop_tensor(tensor));
+        assert_says(&message, &["the tensor is missing"], tensor);
+    }
+    // A draft head is no model by itself.
+    let message = gguf_refusal("gemma4.gguf", "model.gguf", "an assistant", |f| {
+        f.set("general.architecture", text("gemma4-assistant"));
+    });
+    assert_says(&message, &["is of a draft head"], "an assistant");
 }
 
 #[test]

@@ -18,8 +18,8 @@ use support::{RATES, error, on_device, opened};
 
 /// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts, norms on
 /// both sides with two rotations, a layer without experts in a mixture,
-/// short convolutions, delta nets beside attention with a gate.
-const FAMILIES: [&str; 20] = [
+/// short convolutions, linear attention beside attention with a gate, values from the keys' matrix, keys of other layers.
+const FAMILIES: [&str; 23] = [
     "llama",
     "opt",
     "mistral",
@@ -32,6 +32,9 @@ const FAMILIES: [&str; 20] = [
     "qwen3-moe",
     "qwen2-moe",
     "gemma3",
+    "gemma4",
+    "gemma4-moe",
+    "gemma4-e2b",
     "glm4-moe",
     "qwen35",
     "qwen35-moe",
@@ -50,7 +53,8 @@ fn engine(name: &str, exact: bool) -> Engine {
     let model = opened(dir.path(), name, Quant::F32);
     let layers = model.config.layers;
     let mut engine = Engine::new(model, 2, Kernels::best());
-    if exact {
+    // Of whole matrices every neuron is computed.
+    if exact && (engine.model.has_neurons() || engine.model.config.form.experts.is_some()) {
         engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
     }
     engine

@@ -159,6 +159,8 @@ fn thoughts_are_found_where_a_template_renders_them_takes_them_away_or_begins_th
     assert_eq!(thoughts(renders), of("[THINK]", "[/THINK]"));
     let strips = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}";
     assert_eq!(thoughts(strips), of("<think>", "</think>"));
+    let channels = "{% for m in messages %}{{ m.content.split('<channel|>')[-1] }}{% endfor %}";
+    assert_eq!(thoughts(channels), of("<|channel>thought", "<channel|>"));
     let begins = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}";
     assert_eq!(thoughts(begins), of("<think>", "</think>"));
 }

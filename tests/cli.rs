@@ -309,10 +309,12 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
         ("lfm2-moe.gguf", "3 layers have a short convolution instead"),
         ("qwen35-moe.gguf", "layers have linear attention (a gated delta net) instead"),
         ("gemma3.gguf", "gelu_tanh"),
+        ("gemma4.gguf", "gelu_tanh"),
+        ("gemma4-moe.gguf", "6 experts of 16 neurons a layer, 2 for a token and one of 32 for all"),
     ] {
         let shown = place.run(&["show".to_owned(), fixture(name)]);
         assert!(shown.code == 0 && shown.out.contains(says), "{name}: {}{}", shown.out, shown.err);
-        if name != "gemma3.gguf" {
+        if !["gemma3.gguf", "gemma4.gguf"].contains(&name) {
             let planned = place.run(&["plan".to_owned(), fixture(name), "--vram".into(), "2MiB".into()]);
             assert!(planned.code == 0 && planned.out.contains("(100.0 %)"), "{name}: {}{}", planned.out, planned.err);
         }
@@ -322,6 +324,29 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
             let run = place.run(&args);
             assert_eq!(run.code, 0, "{name} {device:?}: {}", run.err);
         }
+    }
+    // Embeddings for each layer: in place, on the processor alone.
+    let e2b = fixture("gemma4-e2b.gguf");
+    let run = place.run(&["run", &e2b, "Once", "-n3", "--ignore-eos"]);
+    assert_eq!(run.code, 0, "{}", run.err);
+    for (args, says) in [
+        (
+            &["--device", "virtual", "--vram", "4MiB"][..],
+            "it has embeddings for each layer (they are f16); leave out the device",
+        ),
+        (&["--predictor", "exact"], "all of its neurons are computed; leave out the options of predictors"),
+        (&["--quant", "q8_0"], "--quant: a model with embeddings for each layer is read where it lies"),
+    ] {
+        let refused = place.run(&[&["run", &e2b, "Once"], args].concat());
+        assert!(refused.code == 2 && refused.err.contains(says), "{args:?}: {}", refused.err);
+    }
+    for (args, says) in [
+        (&["pack", &e2b, "-o", "e2b.neurons"][..], "which no store holds"),
+        (&["plan", &e2b, "--vram", "2MiB"], "it has embeddings for each layer"),
+        (&["calibrate", &e2b, "--text", &e2b], "where no neuron stands by itself"),
+    ] {
+        let refused = place.run(args);
+        assert!(refused.code == 2 && refused.err.contains(says), "{args:?}: {}", refused.err);
     }
     let link = place.path().join(odd());
     std::os::unix::fs::symlink(&model, &link).unwrap();

@@ -30,12 +30,15 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 28] = [
+const DIRECTORIES: [&str; 31] = [
     "bamboo",
     "falcon",
     "ernie4.5-moe",
     "falcon-40b",
     "gemma3",
+    "gemma4",
+    "gemma4-moe",
+    "gemma4-e2b",
     "glm4-moe",
     "lfm2",
     "lfm2-moe",
@@ -61,11 +64,14 @@ const DIRECTORIES: [&str; 28] = [
     "turbosparse-mixtral",
 ];
 
-const GGUFS: [&str; 25] = [
+const GGUFS: [&str; 28] = [
     "bamboo.gguf",
     "falcon.gguf",
     "falcon-40b.gguf",
     "gemma3.gguf",
+    "gemma4.gguf",
+    "gemma4-moe.gguf",
+    "gemma4-e2b.gguf",
     "glm4-moe.gguf",
     "lfm2.gguf",
     "lfm2-moe.gguf",

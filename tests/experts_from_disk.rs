@@ -38,6 +38,7 @@ fn models(dir: &Path) -> Vec<PathBuf> {
         "qwen2-moe.gguf",
         "gpt-oss.mxfp4.gguf",
         "glm4-moe.gguf",
+        "gemma4-moe.gguf",
     ];
     let of = of.map(fixture);
     let shape = Shape {

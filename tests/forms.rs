@@ -69,6 +69,13 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
             2 => own.push(OwnForm { frequencies: Some(rotary(8, 1e5)), ..like }),
             _ => {}
         }
+        if prng.below(3) == 0 {
+            match own.last_mut().filter(|own| own.layers == [layer]) {
+                Some(own) => own.values_from_keys = own.convolution.is_none() && own.linear.is_none(),
+                None => own
+                    .push(OwnForm { values_from_keys: true, ..OwnForm { layers: vec![layer], ..OwnForm::default() } }),
+            }
+        }
     }
     // Some layers but the last have no FFN.
     for own in own.iter_mut().filter(|own| !norms.parallel() && own.layers[0] + 1 < layers) {
@@ -78,8 +85,18 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
     if own.iter().filter(|own| own.convolution.is_some() || own.linear.is_some()).count() == layers {
         own.pop();
     }
+    // The last layer may read the keys of an earlier one.
+    let attends =
+        |layer: usize| own.iter().all(|own| own.layers != [layer] || own.convolution.is_none() && own.linear.is_none());
+    let owner = (0..layers - 1).find(|&layer| attends(layer)).filter(|_| prng.below(2) == 0);
+    if let Some(owner) = owner {
+        let like = own.iter().find(|own| own.layers == [owner]).cloned().unwrap_or_default();
+        own.retain(|own| own.layers != [layers - 1]);
+        own.push(OwnForm { layers: vec![layers - 1], keys_of: Some(owner), ffn: None, ..like });
+    }
+    let qk_norm = prng.below(2) == 0;
     let flags = |prng: &mut Prng| (0..layers).map(|_| prng.below(2) == 0).collect::<Vec<_>>();
-    ModelConfig {
+    let mut config = ModelConfig {
         family: "llama".into(),
         name: "drawn".into(),
         hidden: HIDDEN,
@@ -102,7 +119,10 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
         form: LayerForm {
             norms,
             gated: prng.below(3) == 0,
-            qk_norm: prng.below(2) == 0,
+            qk_norm,
+            unscaled: qk_norm && prng.below(2) == 0,
+            value_norm: qk_norm && prng.below(2) == 0,
+            output_scales: norms.after() && own.iter().all(|own| own.ffn.is_none()) && prng.below(2) == 0,
             rotated: if prng.below(2) == 0 { flags(prng) } else { Vec::new() },
             windowed: if prng.below(2) == 0 { flags(prng) } else { Vec::new() },
             own,
@@ -110,7 +130,12 @@ fn drawn_config(prng: &mut Prng) -> ModelConfig {
         },
         embedding_scale: 1.0,
         logit_scale: 1.0,
+        logit_cap: one(prng, &[0.0, 5.0]),
+    };
+    if let Some(owner) = owner.filter(|_| !config.form.windowed.is_empty()) {
+        config.form.windowed[layers - 1] = config.form.windowed[owner];
     }
+    config
 }
 
 /// Its store, with random weights.
@@ -124,6 +149,7 @@ fn store(config: &ModelConfig, prng: &mut Prng, path: &Path) -> Model {
             let mut numbers = numbers(prng, cols, size);
             // States decay.
             numbers.iter_mut().filter(|_| name.ends_with("decay")).for_each(|x| *x = -x.abs());
+            numbers.iter_mut().filter(|_| name.ends_with("output_scale")).for_each(|x| *x = x.abs() + 0.5);
             rows::encode(Quant::F32, &numbers, &mut row);
             writer.write(section, (r * row.len()) as u64, &row).unwrap();
         }
@@ -166,9 +192,12 @@ fn store(config: &ModelConfig, prng: &mut Prng, path: &Path) -> Model {
                 (attention.bias, "qkv_bias", mixer.rows()),
                 (attention.output_bias, "o_bias", HIDDEN),
                 (attention.qk_norm, "q_norm", attention.head_dim),
-                (attention.qk_norm, "k_norm", attention.head_dim),
+                (attention.qk_norm && attention.keys_of.is_none(), "k_norm", attention.head_dim),
             ];
             of.into_iter().filter(|(there, ..)| *there).for_each(|(_, part, cols)| add(&name(part), 1, cols, 1.0));
+        }
+        if config.form.output_scales {
+            add(&name("output_scale"), 1, 1, 1.0);
         }
         if !has_ffn {
             continue;
@@ -191,7 +220,16 @@ fn store(config: &ModelConfig, prng: &mut Prng, path: &Path) -> Model {
 fn mixture(prng: &mut Prng, store: &Path) -> Model {
     let name = one(
         prng,
-        &["lfm2-moe.gguf", "lfm2-moe", "glm4-moe.gguf", "qwen35-moe.gguf", "qwen3-next", "nemotron-h-moe.gguf"],
+        &[
+            "lfm2-moe.gguf",
+            "lfm2-moe",
+            "glm4-moe.gguf",
+            "qwen35-moe.gguf",
+            "qwen3-next",
+            "gemma4-moe.gguf",
+            "gemma4-moe",
+            "nemotron-h-moe.gguf",
+        ],
     );
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
     let mut source = Source::open(&path, None).unwrap();
@@ -320,7 +358,7 @@ fn a_pass_that_is_stopped_before_any_layer_leaves_no_trace() {
 #[test]
 fn texts_that_are_cut_and_copied_go_on_as_if_read_anew() {
     let (mut kept, mut lost) = (0, 0);
-    for name in ["lfm2", "lfm2-moe.gguf", "gemma3", "qwen35", "nemotron-h"] {
+    for name in ["lfm2", "lfm2-moe.gguf", "gemma3", "qwen35", "nemotron-h", "gemma4-e2b"] {
         let dir = tempfile::tempdir().unwrap();
         let model = match name.ends_with(".gguf") {
             true => {

@@ -41,7 +41,7 @@ fn error(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// GGUF, the reference's name, and whether its weights are quantised.
-const MODELS: [(&str, &str, bool); 29] = [
+const MODELS: [(&str, &str, bool); 32] = [
     ("llama.gguf", "llama", false),
     ("llama-tied.gguf", "llama-tied", false),
     ("mistral.gguf", "mistral", false),
@@ -59,6 +59,9 @@ const MODELS: [(&str, &str, bool); 29] = [
     ("mixtral.split.gguf", "mixtral", false),
     ("smallthinker.gguf", "smallthinker", false),
     ("gemma3.gguf", "gemma3", false),
+    ("gemma4.gguf", "gemma4", false),
+    ("gemma4-moe.gguf", "gemma4-moe", false),
+    ("gemma4-e2b.gguf", "gemma4-e2b", false),
     ("glm4-moe.gguf", "glm4-moe", false),
     ("qwen35.gguf", "qwen35", false),
     ("qwen35-moe.gguf", "qwen35-moe", false),

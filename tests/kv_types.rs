@@ -247,6 +247,8 @@ fn a_stopped_chunk_leaves_no_trace() {
         "qwen3-moe",
         "qwen2-moe",
         "gemma3",
+        "gemma4-moe",
+        "gemma4-e2b",
         "glm4-moe",
         "qwen35",
         "qwen35-moe",

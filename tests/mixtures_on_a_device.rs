@@ -31,7 +31,7 @@ use tempfile::TempDir;
 
 /// Of every family, as published and as GGUF; normed queries, routers that read another input, shared experts, layers without rotation, and
 /// rows in GGUF's blocks, biases, sinks, experts without gates and layers without experts among them.
-const MODELS: [&str; 18] = [
+const MODELS: [&str; 20] = [
     "mixtral",
     "mixtral.gguf",
     "qwen3-moe",
@@ -48,6 +48,8 @@ const MODELS: [&str; 18] = [
     "nemotron-h-moe",
     "nemotron-h-moe.gguf",
     "lfm2-moe",
+    "gemma4-moe",
+    "gemma4-moe.gguf",
     "k256-moe.q4_k_m.gguf",
     GPT_OSS,
 ];

@@ -218,6 +218,8 @@ fn a_warm_engine_decodes_without_allocating() {
         "qwen35-moe",
         "nemotron-h-moe",
         "lfm2-moe",
+        "gemma4-moe",
+        "gemma4-e2b",
         "smallthinker",
         "smallthinker by neuron",
         "smallthinker predicted by neuron",

@@ -21,7 +21,7 @@ use std::path::Path;
 
 fn open(file: &str, quant: Quant, dir: &Path) -> Model {
     let source = Source::open(&fixtures().join(file), None).unwrap();
-    if source.config.form.experts.is_some() {
+    if source.config.only_in_place().is_some() {
         return Model::in_place(source).unwrap();
     }
     let store = dir.join("model.neurons");
@@ -37,7 +37,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 72] = [
+const MODELS: [(&str, &str); 78] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -87,6 +87,12 @@ const MODELS: [(&str, &str); 72] = [
     ("gemma3", "gemma3"),
     ("gemma3.gguf", "gemma3"),
     ("gemma3-27b", "gemma3-27b"),
+    ("gemma4", "gemma4"),
+    ("gemma4.gguf", "gemma4"),
+    ("gemma4-moe", "gemma4-moe"),
+    ("gemma4-moe.gguf", "gemma4-moe"),
+    ("gemma4-e2b", "gemma4-e2b"),
+    ("gemma4-e2b.gguf", "gemma4-e2b"),
     ("glm4-moe", "glm4-moe"),
     ("glm4-moe.gguf", "glm4-moe"),
     ("qwen35", "qwen35"),
@@ -137,6 +143,7 @@ fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
         "falcon-40b",
         "minicpm",
         "gemma3",
+        "gemma4",
         "lfm2",
     ];
     let twins = twins.map(|twin| (twin, format!("{twin}.gguf")));

@@ -29,13 +29,14 @@ use support::watched::{Step, Watched};
 use support::{RATES, by_token, device_bytes, expert_costs, on_device, opened, streaming_experts_bytes};
 
 /// Mixtures that are read in place, with routers before and after attention, and stores of neurons.
-const MODELS: [(&str, Quant); 10] = [
+const MODELS: [(&str, Quant); 11] = [
     ("mixtral", Quant::F32),
     ("qwen3-moe", Quant::F32),
     ("smallthinker", Quant::F32),
     ("qwen2-moe", Quant::F32),
     ("glm4-moe", Quant::F32),
     ("lfm2-moe", Quant::F32),
+    ("gemma4-moe", Quant::F32),
     ("qwen35-moe", Quant::F32),
     ("nemotron-h-moe", Quant::F32),
     ("relullama", Quant::F32),

@@ -272,22 +272,29 @@ fn found(answer: &str, name: &str) -> Option<Found> {
     Some(Found { format: format(begin, body, end), begin, end })
 }
 
+/// What is around thoughts in most models, and in Gemma 4.
+const USUAL_MARKS: [[&str; 2]; 2] = [["<think>", "</think>"], ["<|channel>thought", "<channel|>"]];
+
 /// The texts around thoughts, of a template that renders them, takes them away, or begins an answer with them.
 ///
 /// # Errors
 /// [`Error::Memory`] if `render` has no memory or time for it.
 pub fn thoughts_of(render: &Render<'_>) -> Result<Option<Thoughts>> {
-    let usual = Thoughts { open: "<think>".into(), close: "</think>".into() };
     let probe = |messages: Vec<Value>, prompt: bool| rendered(render, Probe { messages, tools: Value::Null, prompt });
     let told = json!({"role": "assistant", "content": SAID, "reasoning_content": THOUGHT});
     if let Some(thoughts) = probe(vec![asked(), told], false)?.and_then(|text| around_thought(&text)) {
         return Ok(Some(thoughts));
     }
-    let inline = format!("{}{THOUGHT}{}{SAID}", usual.open, usual.close);
-    let inline = probe(vec![asked(), json!({"role": "assistant", "content": inline}), asked()], false)?;
-    let taken_away = inline.is_some_and(|text| text.contains(SAID) && !text.contains(THOUGHT));
-    let begins = probe(vec![asked()], true)?.is_some_and(|text| text.trim_end().ends_with(&usual.open));
-    Ok((taken_away || begins).then_some(usual))
+    let begun = probe(vec![asked()], true)?;
+    for [open, close] in USUAL_MARKS {
+        let inline = format!("{open}{THOUGHT}{close}{SAID}");
+        let inline = probe(vec![asked(), json!({"role": "assistant", "content": inline}), asked()], false)?;
+        let taken_away = inline.is_some_and(|text| text.contains(SAID) && !text.contains(THOUGHT));
+        if taken_away || begun.as_ref().is_some_and(|text| text.trim_end().ends_with(open)) {
+            return Ok(Some(Thoughts { open: open.into(), close: close.into() }));
+        }
+    }
+    Ok(None)
 }
 
 fn around_thought(text: &str) -> Option<Thoughts> {

@@ -21,6 +21,9 @@ const PACKED_A_SECOND: u64 = 150 << 20;
 const CLUSTERS: &str =
     "this store holds clusters, which are computed whole; pack the model by neuron (without --quant clusters)";
 
+/// Why a model that no store holds has none, either.
+const WHOLE: &str = "this model has embeddings for each layer and is read in place, where no neuron stands by itself";
+
 /// The arguments of every verb that runs a model.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
@@ -210,6 +213,7 @@ impl ModelArgs {
         }
         let why = match model.config.form.experts {
             Some(experts) if !experts.routed() => CLUSTERS,
+            None => WHOLE,
             _ => {
                 "this model is a mixture of experts, whose routers need none; for the neurons inside its experts use train-predictor"
             }
@@ -229,6 +233,7 @@ impl ModelArgs {
                 Err(Error::Usage(format!("{verb}: {why}")))
             }
             _ if model.has_neurons() => Ok(model),
+            None => Err(Error::Usage(format!("{verb}: {WHOLE}"))),
             _ => Err(Error::Usage(format!("{verb}: {CLUSTERS}"))),
         }
     }

@@ -10,7 +10,8 @@ use crate::model::layer::Attention;
 use crate::model::weights::Layer;
 use crate::ops::math;
 
-/// Norms and rotates the queries and keys of `qkv`, `[n, qkv_dim]`, in layers that do so, and writes keys and values to the caches.
+/// Norms and rotates the queries and keys of `qkv`, `[n, qkv_dim]`, and norms values, in layers that do so, and writes keys and values to the
+/// caches.
 pub(super) fn rotate_and_put(
     (config, a): (&ModelConfig, Attention<'_>),
     weights: &Layer,
@@ -22,19 +23,47 @@ pub(super) fn rotate_and_put(
 ) {
     for (&TokenPosition { sequence, position }, qkv) in positions.iter().zip(qkv.chunks_exact_mut(a.qkv_dim())) {
         let (q, rest) = qkv.split_at_mut(a.q_dim());
-        let (k, v) = rest[a.gate_dim()..].split_at_mut(a.kv_dim());
+        let (k, v) = rest[a.gate_dim()..].split_at_mut(a.key_rows());
+        let mut heads = [&mut *q, &mut *k];
+        if a.values_from_keys {
+            // Keys are their values times the weights of the keys' norm.
+            put_values((config, a), caches, (layer, sequence, position), heads[1]);
+        }
         if let Some(norms) = &weights.qk_norm {
-            for (heads, norm) in [&mut *q, &mut *k].into_iter().zip(norms) {
-                heads.chunks_exact_mut(a.head_dim).for_each(|head| math::norm_in_place(config.norm, norm, head));
+            let norms = norms.iter().zip(&mut heads).enumerate();
+            for (number, (norm, heads)) in norms {
+                let is_normed = number == 1 && a.values_from_keys && a.value_norm;
+                heads.chunks_exact_mut(a.head_dim).for_each(|head| match is_normed {
+                    true => math::scale_by(head, &norm.weight),
+                    false => math::norm_in_place(config.norm, norm, head),
+                });
             }
         }
         if !a.rotary.is_empty() {
             math::angles(position, a.rotary, a.rotary_scale, cos_sin);
-            [q, &mut *k].into_iter().for_each(|heads| math::rope(heads, a.head_dim, cos_sin));
+            heads.into_iter().for_each(|heads| math::rope(heads, a.head_dim, cos_sin));
+        }
+        if a.keys_of.is_some() {
+            continue;
         }
         caches[sequence].put(layer, 0, position, k);
-        caches[sequence].put(layer, 1, position, v);
+        if !a.values_from_keys {
+            put_values((config, a), caches, (layer, sequence, position), v);
+        }
     }
+}
+
+/// Norms the values of a token's heads, in layers that do so, and writes them to its cache.
+fn put_values(
+    (config, a): (&ModelConfig, Attention<'_>),
+    caches: &mut [KvCache],
+    (layer, sequence, position): (usize, usize, usize),
+    values: &mut [f32],
+) {
+    if a.value_norm {
+        values.chunks_exact_mut(a.head_dim).for_each(|head| math::unit_norm(config.norm, head));
+    }
+    caches[sequence].put(layer, 1, position, values);
 }
 
 /// out[t] = attention of token t's queries over its own sequence. `qkv` is `[n, qkv_dim]` with q first, rotated; keys and values of all n
@@ -76,7 +105,7 @@ pub(super) fn attention(
         for (t, queries) in queries.chunks_exact_mut(shared * dim).enumerate() {
             queries.copy_from_slice(&qkv[heads((first + t) * qkv_dim)]);
         }
-        let [keys, values] = kv.head(layer, kv_head, all.clone());
+        let [keys, values] = kv.head(a.keys_of.unwrap_or(layer), kv_head, all.clone());
         let sinks = weights.sinks.get(kv_head * shared..(kv_head + 1) * shared).unwrap_or_default();
         let head = Head { quant: kv.kind.quant(), keys, values, sinks };
         let sees = |b: usize| {

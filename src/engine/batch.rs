@@ -93,8 +93,21 @@ pub(super) struct Buffers {
     pub attend: Vec<AttendScratch>,
     /// Working memory of linear attention.
     pub linear_room: LinearRoom,
+    /// Working memory of embeddings for each layer.
+    pub layer_inputs: LayerInputRoom,
     /// Cosine and sine of a token's rotation, `[head_dim / 2]`.
     pub cos_sin: Vec<(f32, f32)>,
+}
+
+/// Working memory of embeddings for each layer.
+#[derive(Default)]
+pub(super) struct LayerInputRoom {
+    /// Each layer's own numbers of each token, `[n, layers, count]`.
+    pub inputs: Vec<f32>,
+    /// A token's row of the table, `[layers, count]`.
+    pub row: Vec<f32>,
+    /// What a layer's gate makes, `[n, count]`.
+    pub gates: Vec<f32>,
 }
 
 impl Buffers {

@@ -2,6 +2,7 @@
 
 use super::attention::queries;
 use super::forward::Pass;
+use super::per_layer::make_layer_inputs;
 use crate::model::config::Positions;
 use crate::ops::linear::read_row;
 use crate::ops::math;
@@ -30,4 +31,5 @@ pub(super) fn embed(pass: &mut Pass<'_, '_>) {
             math::add(x, &b.projected[..h]);
         }
     }
+    make_layer_inputs(pass);
 }

@@ -8,17 +8,18 @@ use super::forward::{Executor, Pass, Phase, Step};
 use super::inputs::Input;
 use super::mixer::{Room, mix};
 use super::mixture::{foresee_experts, look_inside, route};
+use super::norms::each;
 use super::observer::SeenAttention;
+use super::per_layer::add_layer_input;
 use super::probe::WillCompute;
 use super::report::Report;
 use super::sparsity::{Scored, Wanted};
 use super::split::Split;
-use crate::cpu::thread_pool::Parts;
 use crate::cpu::{MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Read, Stage, Timeline};
 use crate::model::config::ModelConfig;
 use crate::model::layer::{Norms, RouterInput};
-use crate::model::weights::Layer;
+use crate::model::weights::{Layer, NormWeights};
 use crate::model::{ExpertWeights, FfnWeights};
 use crate::ops::gates::gates;
 use crate::ops::linear::{linear, linear_stacked};
@@ -51,6 +52,7 @@ impl Host<'_> {
     /// Adds what the FFN makes of the residual to `buffers.x`.
     fn add_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         if let FfnWeights::Experts(weights) = &pass.model.layers[l].ffn {
+            pass.probe.show_experts(pass.buffers, l, pass.model.config.form.experts.expect("a mixture"));
             begin_output(pass.buffers, &pass.model.layers[l]);
             return add_experts(pass, l, weights);
         }
@@ -147,7 +149,7 @@ impl Executor for Host<'_> {
     fn select(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Wanted {
         if let Some(experts) = pass.model.config.form.experts {
             norm_ffn_input(pass, l);
-            if experts.reads == RouterInput::FfnNorm {
+            if experts.reads != RouterInput::Layer {
                 route(pass, l, experts);
                 begin_experts(pass, l);
             }
@@ -233,8 +235,18 @@ fn begin_output(b: &mut Buffers, layer: &Layer) {
     }
 }
 
-/// Adds the normed output of the FFN to the residual, where [`begin_output`] has put that aside.
+/// Ends a layer whose FFN's output has been made: adds it where [`begin_output`] has put the residual aside, then what else the layer adds.
 fn end_output(pass: &mut Pass<'_, '_>, l: usize) {
+    add_normed_output(pass, l);
+    add_layer_input(pass, l);
+    let scale = pass.model.layers[l].output_scale;
+    if scale != 1.0 {
+        pass.buffers.x.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
+/// Adds the normed output of the FFN to the residual, where [`begin_output`] has put that aside.
+fn add_normed_output(pass: &mut Pass<'_, '_>, l: usize) {
     let Pass { model, pool, buffers: b, .. } = pass;
     let (c, h) = (&model.config, model.config.hidden);
     let Some([_, norm]) = &model.layers[l].post_norms else { return };
@@ -242,6 +254,12 @@ fn end_output(pass: &mut Pass<'_, '_>, l: usize) {
     let (n, output) = (b.positions.len(), &b.residual);
     each(pool, n, &mut b.normed, |t, out| math::norm(c.norm, norm, &output[t * h..(t + 1) * h], out));
     math::add(&mut b.x, &b.normed);
+}
+
+/// out = norm(x) of each token.
+fn norm_each(pool: &mut ThreadPool, c: &ModelConfig, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
+    let h = c.hidden;
+    each(pool, x.len() / h, out, |t, out| math::norm(c.norm, weights, &x[t * h..(t + 1) * h], out));
 }
 
 /// Normalises the residual into `buffers.normed`.
@@ -264,9 +282,8 @@ fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
     let is_chunk = pass.is_chunk();
     let Pass { model, pool, kernels, buffers: b, sparsity, cached, probe, .. } = pass;
     let c = &model.config;
-    let experts = c.form.experts.expect("a mixture");
-    probe.show_experts(b, l, experts);
-    let Buffers { tiles, experts: scratch, x, normed, routes, .. } = &mut **b;
+    let n = b.positions.len();
+    let Buffers { tiles, experts: scratch, x, normed, routes, residual, projected, .. } = &mut **b;
     // Lent to the scorer, beside the rest.
     let values = std::mem::take(&mut scratch.values);
     let scorer = |(network, least)| Scorer { network, values: &values, least };
@@ -274,12 +291,25 @@ fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
     let mut compute = Compute { pool, kernels, config: c, tiles };
     // While the others may still be on their way.
     if let Some(shared) = &weights.shared {
-        ffn::shared_expert(compute.again(), shared, normed, &mut scratch.shared, x);
+        match &shared.norms {
+            None => ffn::shared_expert(compute.again(), shared, normed, &mut scratch.shared, x),
+            Some(norms) => {
+                // The residual stands aside, and what others add comes to `x` behind this.
+                norm_each(compute.pool, c, &norms.input, residual, projected);
+                ffn::shared_expert(compute.again(), shared, projected, &mut scratch.shared, x);
+                norm_each(compute.pool, c, &norms.output, x, projected);
+                x.fill(0.0);
+            }
+        }
     }
     let mut read = match cached {
         Some(cached) => cached.experts(compute, l, (routes, scorer), normed, scratch, x),
         None => ffn::experts(compute, &Chosen::all(weights, routes, scorer), normed, scratch, x),
     };
+    if let Some(norms) = weights.shared.as_ref().and_then(|shared| shared.norms.as_ref()) {
+        each(pool, n, x, |_, x| math::norm_in_place(c.norm, &norms.experts, x));
+        math::add(x, projected);
+    }
     let predicted = scorer.is_some();
     scratch.values = values;
     read.bytes += weights.router_bytes() + weights.shared_bytes();
@@ -346,16 +376,4 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> WillCompute {
     b.predicted.selections.resize_with(c.layers, Selection::default);
     b.predicted.selections[l].fired(c, &b.gates, n, sparsity.activation_threshold(l));
     WillCompute::Selection
-}
-
-/// Calls `f(token, its part of out)` for each of n tokens, over the pool if there are many.
-fn each(pool: &mut ThreadPool, n: usize, out: &mut [f32], f: impl Fn(usize, &mut [f32]) + Sync) {
-    let size = out.len() / n;
-    if n < 8 {
-        out.chunks_exact_mut(size).enumerate().for_each(|(t, out)| f(t, out));
-        return;
-    }
-    let parts = Parts::new(out);
-    // SAFETY: each task has its own part.
-    pool.run(n, |_, t| f(t, unsafe { parts.part(t * size..(t + 1) * size) }));
 }

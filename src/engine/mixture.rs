@@ -3,8 +3,10 @@
 
 use super::batch::Buffers;
 use super::forward::Pass;
+use super::norms::each;
 use crate::model::layer::{Experts, RouterInput};
 use crate::model::{ExpertWeights, FfnWeights};
+use crate::ops::math;
 use crate::predictor::Tools;
 
 /// The mixture that layer `l` is.
@@ -22,12 +24,21 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
     let FfnWeights::Experts(weights) = &model.layers[l].ffn else {
         unreachable!("every layer of a mixture is one, of no experts perhaps")
     };
-    let Buffers { x, normed, columns, routes, .. } = &mut **b;
-    let input = if experts.reads == RouterInput::Layer { &**x } else { &**normed };
+    let Buffers { x, normed, projected, columns, routes, .. } = &mut **b;
+    let input = match experts.reads {
+        RouterInput::Layer => &**x,
+        RouterInput::FfnNorm => &**normed,
+        RouterInput::Own => {
+            let (c, h) = (&model.config, model.config.hidden);
+            let row = |t: usize| &x[t * h..(t + 1) * h];
+            each(pool, n, projected, |t, out| math::norm(c.norm, &weights.router_norm, row(t), out));
+            &**projected
+        }
+    };
     match &weights.router {
         Some(router) => {
             columns.set_many(pool, kernels, input, n, [router.quant]);
-            let biases = [weights.router_bias(), &weights.selection_bias];
+            let biases = [weights.router_bias(), &weights.selection_bias, &weights.scales];
             routes.route(pool, kernels, experts, router, biases, columns);
         }
         None if weights.experts.is_empty() => routes.take_none(experts, n),

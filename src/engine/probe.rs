@@ -48,8 +48,10 @@ impl Probe<'_, '_> {
     ) {
         let Some(observer) = &mut self.observer else { return };
         let (c, n) = (compute.config, b.positions.len());
-        b.true_gates.resize(n * c.ffn, 0.0);
-        b.activations.resize(n * c.ffn, 0.0);
+        // Of layers with fewer neurons than others.
+        let width = layer.ffn.width().unwrap_or(c.ffn);
+        b.true_gates.resize(n * width, 0.0);
+        b.activations.resize(n * width, 0.0);
         let (gates, activations) = (&mut b.true_gates, &mut b.activations);
         match cached {
             Some(cached) => {
@@ -58,6 +60,10 @@ impl Probe<'_, '_> {
             }
             None => ffn::activations(compute, layer, &b.columns, gates, activations),
         }
+        for numbers in [&mut b.true_gates, &mut b.activations] {
+            widen(numbers, (n, width), c.ffn);
+        }
+        let (gates, activations) = (&b.true_gates, &b.activations);
         let selection = (will_compute == WillCompute::Selection).then(|| &b.predicted.selections[l]);
         let only_active = will_compute == WillCompute::Active;
         let (first, residual, input) = (b.positions[0].position, &b.x, &b.normed);
@@ -94,5 +100,17 @@ impl Probe<'_, '_> {
             let n = b.positions.len();
             observer.inside(&SeenExperts { layer: l, n, groups, tokens, products, kind, computed, predicted });
         }
+    }
+}
+
+/// Fills up n rows of `width` numbers with zeros to rows of `to`.
+fn widen(numbers: &mut Vec<f32>, (n, width): (usize, usize), to: usize) {
+    if width == to {
+        return;
+    }
+    numbers.resize(n * to, 0.0);
+    for t in (0..n).rev() {
+        numbers.copy_within(t * width..(t + 1) * width, t * to);
+        numbers[t * to + width..(t + 1) * to].fill(0.0);
     }
 }

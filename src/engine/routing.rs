@@ -46,14 +46,14 @@ pub struct Routes {
 
 impl Routes {
     /// Chooses the experts of the n tokens of `x`, set for the router's type. `bias` is added to each token's products, `selection_bias` to
-    /// scores for choosing only; both are `[experts]`, or empty where there is none.
+    /// scores for choosing only, and weights are multiplied by `scales`; all are `[experts]`, or empty where there are none.
     pub fn route(
         &mut self,
         pool: &mut ThreadPool,
         kernels: &Kernels,
         experts: Experts,
         router: &Matrix,
-        [bias, selection_bias]: [&[f32]; 2],
+        [bias, selection_bias, scales]: [&[f32]; 3],
         x: &Columns,
     ) {
         self.products.resize(x.n * experts.count, 0.0);
@@ -61,14 +61,14 @@ impl Routes {
         if !bias.is_empty() {
             self.products.chunks_exact_mut(bias.len()).for_each(|products| math::add(products, bias));
         }
-        self.choose(experts, selection_bias);
+        self.choose(experts, selection_bias, scales);
     }
 
     /// All experts for each of n tokens, where there is no router.
     pub fn take_all(&mut self, experts: Experts, n: usize) {
         self.products.clear();
         self.products.resize(n * experts.count, 0.0);
-        self.choose(experts, &[]);
+        self.choose(experts, &[], &[]);
     }
 
     /// None for any of n tokens, where there are none to choose from in a layer of a mixture of `experts`.
@@ -82,11 +82,14 @@ impl Routes {
     }
 
     /// Chooses each token's experts by `products`.
-    fn choose(&mut self, experts: Experts, selection_bias: &[f32]) {
+    fn choose(&mut self, experts: Experts, selection_bias: &[f32], scales: &[f32]) {
         let Routes { products, chosen, next, groups, tokens } = self;
         chosen.clear();
         for products in products.chunks_exact(experts.count) {
             choose(experts, products, selection_bias, chosen);
+        }
+        if !scales.is_empty() {
+            chosen.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert]);
         }
         next.clear();
         next.resize(experts.count, 0);
@@ -157,7 +160,7 @@ mod tests {
 
     fn routed(experts: Experts, products: &[f32]) -> (Vec<Group>, Vec<Routed>) {
         let mut routes = Routes { products: products.to_vec(), ..Routes::default() };
-        routes.choose(experts, &[]);
+        routes.choose(experts, &[], &[]);
         (routes.groups, routes.tokens)
     }
 

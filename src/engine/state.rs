@@ -13,6 +13,7 @@ use super::sparsity::{Foresight, Sparsity, Wanted};
 use super::split::Split;
 use crate::clock::{self, Duration};
 use crate::cpu::shadow::{Magnitudes, Scale};
+use crate::cpu::thread_pool::Parts;
 use crate::cpu::{Kernels, MAX_COLUMNS, ThreadPool};
 use crate::device::timeline::{Note, Timeline};
 use crate::device::{Fault, OutOfMemory};
@@ -406,6 +407,9 @@ impl Engine {
         let residents = split.as_ref().map_or(0, Split::residents);
         Host { split: split.as_mut(), timeline: timeline.as_deref_mut(), embeds: true }
             .note(report, Note::End { residents, neurons });
+        if whole {
+            cap(&mut self.pool, self.model.config.logit_cap, &mut self.buffers.logits);
+        }
         let logits = if self.buffers.logit_rows.is_empty() || !whole { &[][..] } else { &self.buffers.logits[..] };
         self.is_finite = first_non_finite(logits).is_none();
         if !self.is_finite || self.fault().is_some() || self.unread().is_some() {
@@ -414,4 +418,19 @@ impl Engine {
         }
         whole
     }
+}
+
+/// Logits x become cap * tanh(x / cap); without a cap they stay as they are.
+fn cap(pool: &mut ThreadPool, cap: f32, logits: &mut [f32]) {
+    /// Logits that a thread computes at a time.
+    const PIECE: usize = 1 << 13;
+    if cap == 0.0 {
+        return;
+    }
+    let (count, parts) = (logits.len(), Parts::new(logits));
+    pool.run(count.div_ceil(PIECE), |_, task| {
+        // SAFETY: each task has its own logits.
+        let logits = unsafe { parts.part(task * PIECE..count.min((task + 1) * PIECE)) };
+        logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+    });
 }

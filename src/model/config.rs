@@ -1,6 +1,6 @@
 //! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
 
-use super::form::{Experts, LayerForm, OwnFfn, OwnForm, RouterInput, check_taps, is_one, one};
+use super::form::{Experts, LayerForm, OwnFfn, OwnForm, RouterInput, check_taps, is_one, is_zero, one};
 use crate::error::excerpt;
 use crate::exp::silu;
 use serde::{Deserialize, Serialize};
@@ -283,6 +283,9 @@ pub struct ModelConfig {
     /// Logits are multiplied by this.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub logit_scale: f32,
+    /// Logits x become cap * tanh(x / cap); 0 where they stay as they are.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub logit_cap: f32,
 }
 
 impl ModelConfig {
@@ -296,7 +299,8 @@ impl ModelConfig {
         };
         let ffn = self.ffn_kind.rows() as u64 * h * (0..self.layers).map(|layer| neurons(layer) as u64).sum::<u64>();
         let embeddings = h * self.vocab as u64 * if self.tied { 1 } else { 2 };
-        attention + ffn + embeddings
+        let of_layers = (self.layers * self.form.per_layer) as u64 * (self.vocab as u64 + 3 * h);
+        attention + ffn + embeddings + of_layers
     }
 
     /// Checks the numbers and what must hold between them; the error is a message that names the field. The limits keep products
@@ -361,7 +365,7 @@ impl ModelConfig {
         if !widths.is_empty() && widths.len() != self.layers {
             return Err(format!("{} FFN sizes for {} layers", widths.len(), self.layers));
         }
-        if let (Some(least), Some(most)) = (widths.iter().min(), widths.iter().max()) {
+        if let (Some(least), Some(most), 0) = (widths.iter().min(), widths.iter().max(), self.form.per_layer) {
             return Err(format!(
                 "its layers have FFNs of {least} to {most} neurons; only one size for all is supported"
             ));
@@ -382,9 +386,9 @@ impl ModelConfig {
             if self.form.norms.parallel() || self.form.residual_scale != 1.0 {
                 return Err("experts beside parallel attention or with a residual scale are not supported".into());
             }
-            if biases && (shared.is_some() || reads == RouterInput::Layer) {
+            if biases && (shared.is_some() || reads != RouterInput::FfnNorm) {
                 return Err(
-                    "biases of experts beside shared ones or a router that reads the layer's input are not supported"
+                    "biases of experts beside shared ones or a router that reads another input are not supported"
                         .into(),
                 );
             }
@@ -401,6 +405,7 @@ impl ModelConfig {
                 self.form.query_scale
             ));
         }
+        self.check_parts()?;
         let mut grouped = vec![false; self.layers];
         for &layer in self.form.own.iter().flat_map(|own| &own.layers) {
             match grouped.get_mut(layer) {
@@ -427,8 +432,12 @@ impl ModelConfig {
             return Err("the layers of a group are not in ascending order".into());
         }
         match own.ffn {
-            Some(OwnFfn::Absent) if self.form.norms.parallel() => {
-                return Err("layers without an FFN beside parallel attention are not supported".into());
+            Some(OwnFfn::Absent)
+                if self.form.experts.is_none()
+                    && (self.form.norms.parallel() || self.form.output_scales || self.form.per_layer > 0) =>
+            {
+                let beside = "parallel attention, scales of layers or embeddings for each layer";
+                return Err(format!("layers without an FFN beside {beside} are not supported"));
             }
             Some(own) if self.form.experts.map_or(own != OwnFfn::Absent, |experts| experts.biases) => {
                 let only = "which is supported in a mixture without biases only";

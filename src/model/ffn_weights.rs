@@ -3,6 +3,7 @@
 
 use super::block::{self, BlockLayout, BlockPart};
 use super::matrix::Matrix;
+use super::norm_weights::NormWeights;
 use super::stacked::Stacked;
 use crate::formats::rows::{Input, Quant, Rows};
 use std::sync::Arc;
@@ -19,10 +20,14 @@ pub enum FfnWeights {
 }
 
 /// The weights of a mixture of experts.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ExpertWeights {
     /// Its products with a token's input choose the token's experts, `[experts, hidden]`; `None` where all are computed.
     pub router: Option<Matrix>,
+    /// The norm of what the router reads, where that is a norm of its own; else without weights.
+    pub router_norm: NormWeights,
+    /// The experts' weights are multiplied by these, `[experts]`; empty where they are not.
+    pub scales: Vec<f32>,
     /// Numbers that are added to the scores for choosing only, `[experts]`; empty where there are none.
     pub selection_bias: Vec<f32>,
     /// Each expert's matrices.
@@ -70,6 +75,19 @@ pub struct SharedExpert {
     pub ffn: FfnMatrices,
     /// Its output is multiplied by sigmoid(this . a token's input), `[hidden]`; empty where it is not.
     pub router: Vec<f32>,
+    /// Its norms and that of the others' output, where it has its own.
+    pub norms: Option<SharedNorms>,
+}
+
+/// The norms of a shared expert that has its own.
+#[derive(Clone, Debug)]
+pub struct SharedNorms {
+    /// Of what it reads, the residual.
+    pub input: NormWeights,
+    /// Of what it makes.
+    pub output: NormWeights,
+    /// Of the sum of what the other experts make.
+    pub experts: NormWeights,
 }
 
 /// The matrices of an FFN.
@@ -233,6 +251,11 @@ impl FfnWeights {
     /// The shared expert, where it is a mixture with one.
     pub fn shared(&self) -> Option<&SharedExpert> {
         self.experts()?.shared.as_ref()
+    }
+
+    /// Neurons of whole matrices, which may differ from layer to layer; `None` of others.
+    pub fn width(&self) -> Option<usize> {
+        if let FfnWeights::Matrices(matrices) = self { Some(matrices.down.cols) } else { None }
     }
 
     /// Bytes of all weights.

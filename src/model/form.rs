@@ -57,6 +57,9 @@ pub struct Experts {
     /// The weights are multiplied by this at last.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub scale: f32,
+    /// Each expert's weight is multiplied by a number of its own, too.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub scaled: bool,
     /// A number for each expert is added to its score for choosing only.
     #[serde(default, skip_serializing_if = "is_false")]
     pub selection_bias: bool,
@@ -86,6 +89,14 @@ pub(super) fn one() -> f32 {
     1.0
 }
 
+fn is_none(numbers: &usize) -> bool {
+    *numbers == 0
+}
+
+pub(super) fn is_zero(number: &f32) -> bool {
+    *number == 0.0
+}
+
 pub(super) fn is_one(scale: &f32) -> bool {
     *scale == 1.0
 }
@@ -108,6 +119,9 @@ pub struct SharedForm {
     pub width: usize,
     /// A router row of its own gives its output a weight, sigmoid(row . normed input); otherwise the weight is 1.
     pub weighted: bool,
+    /// It reads the residual by a norm of its own, and what it makes and what the others make are normed before they are added (Gemma 4).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub normed: bool,
 }
 
 /// How the products of a router, one for each expert, become scores.
@@ -135,6 +149,7 @@ impl Experts {
             normalised: false,
             groups: None,
             scale: 1.0,
+            scaled: false,
             selection_bias: false,
             reads: RouterInput::FfnNorm,
             shared: None,
@@ -195,6 +210,8 @@ pub enum RouterInput {
     /// The residual before attention, as it comes from the layer before (SmallThinker), so that a layer's experts are known an attention
     /// earlier.
     Layer,
+    /// The residual behind attention by a norm of the router's own (Gemma 4).
+    Own,
 }
 
 /// How layers are built, beside the sizes in [`super::ModelConfig`]. The default is Llama's layer, which is not written into a store's
@@ -227,6 +244,18 @@ pub struct LayerForm {
     /// Queries are multiplied by this beside 1 / sqrt(head_dim). It is part of the queries' norm once a model is open.
     #[serde(skip_serializing_if = "is_one")]
     pub query_scale: f32,
+    /// Queries are not divided by the root of a head's size: they are multiplied by it, as part of their norm, before attention divides.
+    #[serde(skip_serializing_if = "is_false")]
+    pub unscaled: bool,
+    /// Values of each head are normed, without weights.
+    #[serde(skip_serializing_if = "is_false")]
+    pub value_norm: bool,
+    /// The residual behind a layer is multiplied by a number of the layer's own.
+    #[serde(skip_serializing_if = "is_false")]
+    pub output_scales: bool,
+    /// Numbers that each layer gets of a token beside the residual ([`super::per_layer`]); 0 where there are none.
+    #[serde(skip_serializing_if = "is_none")]
+    pub per_layer: usize,
     /// Layers that differ from the others, in groups.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub own: Vec<OwnForm>,
@@ -250,6 +279,12 @@ pub struct OwnForm {
     /// Radians per position of each pair, `[head_dim / 2]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frequencies: Option<Vec<f32>>,
+    /// Values are the products of the keys' matrix, before keys are normed and rotated.
+    #[serde(skip_serializing_if = "is_false")]
+    pub values_from_keys: bool,
+    /// Keys and values are those of this earlier layer, whose heads and window are the same: the layer makes queries alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys_of: Option<usize>,
     /// A short convolution over so many positions stands in the place of attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub convolution: Option<usize>,
@@ -426,6 +461,10 @@ impl Default for LayerForm {
             rotated: Vec::new(),
             windowed: Vec::new(),
             query_scale: 1.0,
+            unscaled: false,
+            value_norm: false,
+            output_scales: false,
+            per_layer: 0,
             own: Vec::new(),
         }
     }

@@ -4,9 +4,10 @@
 //! and a mixture of experts, which leaves out whole experts.
 
 use super::config::{Ffn, Norm, Positions};
-use super::ffn_weights::{ExpertBiases, ExpertWeights, FfnMatrices, FfnWeights, SharedExpert};
-use super::layer::{Norms, SharedForm};
+use super::ffn_weights::{ExpertBiases, ExpertWeights, FfnMatrices, FfnWeights, SharedExpert, SharedNorms};
+use super::layer::{Norms, RouterInput, SharedForm};
 use super::matrix::Matrix;
+use super::per_layer::{LayerInput, LayerInputs};
 use super::source::{ExpertMatrix, Role, Source};
 use super::stacked::Stacked;
 use super::weights::{Files, Layer, Model, NormWeights};
@@ -38,13 +39,14 @@ impl Model {
             Positions::Learned { .. } => Some(matrix(source.weight(Role::Positions, 0)?)),
             Positions::Rope { .. } => None,
         };
+        let per_layer = (c.form.per_layer > 0).then(|| layer_inputs(&source)).transpose()?;
         let out_norm = norm(&source, Role::OutNorm, 0)?.scaled(logit_scale);
         let layers: Vec<Layer> = (0..c.layers).map(|l| layer(&source, l)).collect::<Result<_>>()?;
         // Of a mixture the experts' type, which are most of it.
         let routed = layers.iter().find(|layer| layer.ffn.experts().is_none_or(|experts| !experts.experts.is_empty()));
         let quant = routed.unwrap_or(&layers[0]).ffn.input_quants()[1];
         let files = Files::Source(Box::new(source), Default::default());
-        Ok(Model { quant, embed, head, positions, out_norm, layers, config, files, packed_from: None })
+        Ok(Model { quant, embed, head, positions, per_layer, out_norm, layers, config, files, packed_from: None })
     }
 
     /// What a published model says of itself before it is packed: its shape, its tokenizer, its fingerprint. It has no layers, so nothing can be
@@ -63,6 +65,7 @@ impl Model {
             embed,
             head,
             positions: None,
+            per_layer: None,
             out_norm,
             layers: Vec::new(),
             config,
@@ -97,7 +100,7 @@ impl Model {
 
 /// Why this model can only run packed; `None` if it can be read in place.
 pub fn not_in_place(source: &Source) -> Option<&'static str> {
-    if source.config.form.experts.is_some() {
+    if source.config.only_in_place().is_some() {
         None
     } else if source.path.is_dir() {
         Some("it is not a GGUF file")
@@ -149,7 +152,15 @@ fn shared_expert(source: &Source, layer: usize, form: SharedForm) -> Result<Shar
         true => source.vector(source.weight(Role::SharedRouter, layer)?)?,
         false => Vec::new(),
     };
-    Ok(SharedExpert { ffn, router })
+    let norms = match form.normed {
+        true => Some(SharedNorms {
+            input: norm(source, Role::SharedNorm, layer)?,
+            output: norm(source, Role::SharedPostNorm, layer)?,
+            experts: norm(source, Role::ExpertsPostNorm, layer)?,
+        }),
+        false => None,
+    };
+    Ok(SharedExpert { ffn, router, norms })
 }
 
 /// The roles of the matrices that an FFN's input is multiplied with.
@@ -193,8 +204,7 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
         return Err(Error::bad_at(view.path, &view.info.name, view.info.offset, why));
     }
     if form.count == 0 {
-        let none = ExpertWeights { router: None, selection_bias: Vec::new(), experts, biases: None, shared };
-        return Ok(FfnWeights::Experts(none));
+        return Ok(FfnWeights::Experts(ExpertWeights { shared, ..ExpertWeights::default() }));
     }
     // A router that is no number would choose the same experts for every token.
     let router = source.weight(Role::Router, layer)?;
@@ -204,7 +214,23 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
         false => Vec::new(),
     };
     let biases = form.biases.then(|| expert_biases(source, layer).map(Arc::new)).transpose()?;
-    Ok(FfnWeights::Experts(ExpertWeights { router: Some(matrix(router)), selection_bias, experts, biases, shared }))
+    let vector = |role| source.vector(source.weight(role, layer)?);
+    let router_norm = match form.reads {
+        RouterInput::Own => NormWeights { weight: vector(Role::RouterScale)?, bias: Vec::new() },
+        _ => NormWeights::NONE,
+    };
+    // The products are of a unit vector.
+    let router_norm = router_norm.scaled(1.0 / (source.config.hidden as f32).sqrt());
+    let scales = if form.scaled { vector(Role::ExpertScales)? } else { Vec::new() };
+    let router = Some(matrix(router));
+    let weights = ExpertWeights { router, router_norm, scales, selection_bias, experts, biases, shared };
+    Ok(FfnWeights::Experts(weights))
+}
+
+fn layer_inputs(source: &Source) -> Result<LayerInputs> {
+    let weight = |role| source.weight(role, 0).map(matrix);
+    let norm = norm(source, Role::PerLayerNorm, 0)?;
+    Ok(LayerInputs::new(weight(Role::PerLayerTable)?, weight(Role::PerLayerProjection)?, norm))
 }
 
 fn expert_biases(source: &Source, layer: usize) -> Result<ExpertBiases> {
@@ -253,9 +279,12 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         attn_norm,
         qkv: inputs(source, layer)?,
         qkv_bias: biases(attention.is_some_and(|a| a.bias), roles)?,
-        qk_norm: match attention.is_some_and(|a| a.qk_norm) {
-            true => Some([head_norm(Role::QNorm)?.scaled(c.form.query_scale), head_norm(Role::KNorm)?]),
-            false => None,
+        qk_norm: match attention.filter(|a| a.qk_norm) {
+            Some(a) => {
+                let k = if a.keys_of.is_none() { head_norm(Role::KNorm)? } else { NormWeights::NONE };
+                Some([head_norm(Role::QNorm)?.scaled(a.query_scale), k])
+            }
+            None => None,
         },
         o: weight(output)?,
         o_bias: biases(attention.is_some_and(|a| a.output_bias), &[output])?,
@@ -266,7 +295,19 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         },
         ffn_norm,
         post_norms,
+        output_scale: match c.form.output_scales {
+            true => source.vector(source.weight(Role::OutputScale, layer)?)?[0],
+            false => 1.0,
+        },
         ffn: ffn(source, layer)?,
+        per_layer: match c.form.per_layer {
+            0 => None,
+            _ => Some(LayerInput {
+                gate: weight(Role::PerLayerGate)?,
+                out: weight(Role::PerLayerOut)?,
+                norm: norm(source, Role::PerLayerPostNorm, layer)?,
+            }),
+        },
         up_bias: biases(c.ffn_bias, &[Role::Up])?,
         down_bias: biases(c.ffn_bias, &[Role::Down])?,
         order: crate::ids::Permutation::identity(),

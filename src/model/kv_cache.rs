@@ -15,6 +15,8 @@ enum State {
     Positions(Positions),
     /// What is replaced with every token.
     Recurrent(Recurrent),
+    /// Nothing: its keys and values are another layer's.
+    Elsewhere,
 }
 
 impl State {
@@ -54,6 +56,7 @@ impl KvCache {
     /// Bytes of the keys and values of `context` positions in all layers, and of states; `u64::MAX` where it would be more.
     pub fn bytes_for(config: &ModelConfig, context: usize, kind: KvType) -> u64 {
         let layers = config.mixers().map(|mixer| match mixer {
+            Mixer::Attention(layer) if layer.keys_of.is_some() => 0,
             Mixer::Attention(layer) => positions::bytes_for(&layer, context, kind),
             mixer => Recurrent::bytes_for(mixer.kept()),
         });
@@ -84,6 +87,7 @@ impl KvCache {
     pub fn new(config: &ModelConfig, context: usize, kind: KvType) -> Result<KvCache> {
         config.attentions().try_for_each(|layer| kind.check(layer.head_dim))?;
         let layers = config.mixers().map(|mixer| match mixer {
+            Mixer::Attention(layer) if layer.keys_of.is_some() => Some(State::Elsewhere),
             Mixer::Attention(layer) => Positions::new(&layer, context, kind).map(State::Positions),
             mixer => Recurrent::new(mixer.kept()).map(State::Recurrent),
         });
@@ -211,6 +215,7 @@ impl KvCache {
                 (State::Recurrent(to), _) if len == 0 => to.clear(),
                 (State::Positions(to), State::Positions(from)) => to.copy_from(from, len),
                 (State::Recurrent(to), State::Recurrent(from)) => to.copy_from(from, number),
+                (State::Elsewhere, State::Elsewhere) => {}
                 _ => panic!("the caches are of different models"),
             }
         }

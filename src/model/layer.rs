@@ -69,7 +69,9 @@ impl<'a> Mixer<'a> {
 
     /// Its attention, if a device can compute that over keys and values in its own memory.
     pub fn on_device(self) -> Option<Attention<'a>> {
-        self.attention().filter(|attention| !attention.gated)
+        let of_host =
+            |a: &Attention<'_>| a.gated || a.value_norm || a.values_from_keys || a.keys_of.is_some() || a.lends;
+        self.attention().filter(|a| !of_host(a))
     }
 
     /// What it is called.
@@ -86,7 +88,7 @@ impl<'a> Mixer<'a> {
     /// attention q, k and v.
     pub fn inputs(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let all = match self {
-            Mixer::Attention(a) => [("q", a.q_dim()), ("g", a.gate_dim()), ("k", a.kv_dim()), ("v", a.kv_dim())],
+            Mixer::Attention(a) => [("q", a.q_dim()), ("g", a.gate_dim()), ("k", a.key_rows()), ("v", a.value_rows())],
             Mixer::Convolution(convolution) => [("q", 3 * convolution.hidden), ("", 0), ("", 0), ("", 0)],
             Mixer::Linear(l) => [("q", l.channels()), ("z", l.values()), ("b", l.betas()), ("a", l.value_heads)],
         };
@@ -149,6 +151,16 @@ pub struct Attention<'a> {
     pub rotary_scale: f32,
     /// Queries and keys of each head are normed before they are rotated.
     pub qk_norm: bool,
+    /// The norm of queries is multiplied by this.
+    pub query_scale: f32,
+    /// Values of each head are normed, without weights.
+    pub value_norm: bool,
+    /// Values are the products of the keys' matrix, before keys are normed and rotated.
+    pub values_from_keys: bool,
+    /// Keys and values are those of this earlier layer; `None` where the layer has its own.
+    pub keys_of: Option<usize>,
+    /// Later layers read its keys and values, too.
+    pub lends: bool,
     /// Each head has a learned score that takes part in its softmax and stands for no position.
     pub sinks: bool,
     /// What the heads make is multiplied by the sigmoid of a gate.
@@ -197,6 +209,16 @@ impl Attention<'_> {
         self.kv_heads * self.head_dim
     }
 
+    /// Rows of the matrix of keys; 0 where they are another layer's.
+    pub const fn key_rows(&self) -> usize {
+        if self.keys_of.is_some() { 0 } else { self.kv_dim() }
+    }
+
+    /// Rows of the matrix of values; 0 where they are the keys' products, too.
+    pub const fn value_rows(&self) -> usize {
+        if self.values_from_keys { 0 } else { self.key_rows() }
+    }
+
     /// Numbers of the gate; 0 where there is none.
     pub const fn gate_dim(&self) -> usize {
         if self.gated { self.q_dim() } else { 0 }
@@ -204,7 +226,7 @@ impl Attention<'_> {
 
     /// Rows of q, of the gate, of k and v together.
     pub const fn qkv_dim(&self) -> usize {
-        self.q_dim() + self.gate_dim() + 2 * self.kv_dim()
+        self.q_dim() + self.gate_dim() + self.key_rows() + self.value_rows()
     }
 
     /// Query heads that share the keys and values of a head.
@@ -285,14 +307,21 @@ impl ModelConfig {
             },
         };
         let attention = || {
+            let head_dim = own.and_then(|own| own.head_dim).unwrap_or(self.head_dim);
+            let undivided = if self.form.unscaled { (head_dim as f32).sqrt() } else { 1.0 };
             Mixer::Attention(Attention {
                 heads: own.and_then(|own| own.heads).unwrap_or(self.heads),
                 kv_heads: own.and_then(|own| own.kv_heads).unwrap_or(self.kv_heads),
-                head_dim: own.and_then(|own| own.head_dim).unwrap_or(self.head_dim),
+                head_dim,
                 window: self.window.filter(|_| of(&self.form.windowed)),
                 rotary,
                 rotary_scale: self.form.rotary_scale,
                 qk_norm: self.form.qk_norm,
+                query_scale: self.form.query_scale * undivided,
+                value_norm: self.form.value_norm,
+                values_from_keys: own.is_some_and(|own| own.values_from_keys && own.keys_of.is_none()),
+                keys_of: own.and_then(|own| own.keys_of),
+                lends: self.form.own.iter().any(|own| own.keys_of == Some(layer)),
                 sinks: self.form.sinks,
                 gated: self.form.gated,
                 bias: self.attention_bias,
@@ -319,7 +348,7 @@ impl ModelConfig {
         Some(match self.own(layer).and_then(|own| own.ffn) {
             None => experts,
             Some(OwnFfn::Dense(width)) => {
-                Experts { count: 0, shared: Some(SharedForm { width, weighted: false }), ..experts }
+                Experts { count: 0, shared: Some(SharedForm { width, weighted: false, normed: false }), ..experts }
             }
             Some(OwnFfn::Absent) => Experts { count: 0, shared: None, ..experts },
         })
@@ -334,6 +363,11 @@ impl ModelConfig {
     /// Whether layer number `layer` has an FFN.
     pub fn has_ffn(&self, layer: usize) -> bool {
         self.own(layer).and_then(|own| own.ffn) != Some(OwnFfn::Absent)
+    }
+
+    /// Whether such a thing has norms of its own.
+    pub fn has_normed_shared(&self) -> bool {
+        self.form.experts.and_then(|experts| experts.shared).is_some_and(|shared| shared.normed)
     }
 
     /// [`ModelConfig::movable`] of layer number `layer`: none of one without an FFN, or without a router in a mixture.

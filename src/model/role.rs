@@ -69,6 +69,24 @@ pub enum Role {
     StateNorm,
     /// What a head's values are multiplied by to be added to its output, `[value_heads]`; absent in a delta net.
     Skip,
+    /// A number that the residual behind a layer is multiplied by, `[1]`; absent where there is none.
+    OutputScale,
+    /// The weights of the norm of what a router reads, `[hidden]`; absent, as the next four, where it reads what the experts read.
+    RouterScale,
+    /// Numbers that the experts' weights are multiplied by, `[experts]`.
+    ExpertScales,
+    /// The norm of what a shared expert reads, `[hidden]`.
+    SharedNorm,
+    /// The norm of what it makes, `[hidden]`.
+    SharedPostNorm,
+    /// The norm of what the other experts make, `[hidden]`.
+    ExpertsPostNorm,
+    /// What makes the gate of a layer's own numbers of a token, `[their count, hidden]`; absent, as the next two, where there are none.
+    PerLayerGate,
+    /// What makes their part of the residual, `[hidden, their count]`.
+    PerLayerOut,
+    /// The norm of that part, `[hidden]`.
+    PerLayerPostNorm,
     /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
     SharedGate,
     /// The shared expert's up, `[its neurons, hidden]`.
@@ -77,6 +95,13 @@ pub enum Role {
     SharedDown,
     /// The shared expert's row of a router, `[1, hidden]` or `[hidden]`; absent where its weight is 1.
     SharedRouter,
+    /// Of each token the numbers that the layers get beside the residual, `[vocab, layers * their count]`; absent, as the next two, where there are
+    /// none.
+    PerLayerTable,
+    /// What makes others of the embedding, `[layers * their count, hidden]`.
+    PerLayerProjection,
+    /// The norm of these, `[their count]`.
+    PerLayerNorm,
 }
 
 impl Role {
@@ -102,7 +127,11 @@ impl Role {
     /// The roles of the matrices of a mixer's input, as [`Mixer::inputs`] lists them, and of the one of its output.
     pub fn of_mixer(mixer: Mixer<'_>) -> (&'static [Role], Role) {
         match mixer {
+            Mixer::Attention(a) if a.gated && a.keys_of.is_some() => (&[Role::Q, Role::AttnGate], Role::O),
+            Mixer::Attention(a) if a.keys_of.is_some() => (&[Role::Q], Role::O),
+            Mixer::Attention(a) if a.gated && a.values_from_keys => (&[Role::Q, Role::AttnGate, Role::K], Role::O),
             Mixer::Attention(attention) if attention.gated => (&[Role::Q, Role::AttnGate, Role::K, Role::V], Role::O),
+            Mixer::Attention(attention) if attention.values_from_keys => (&[Role::Q, Role::K], Role::O),
             Mixer::Attention(_) => (&[Role::Q, Role::K, Role::V], Role::O),
             Mixer::Convolution(_) => (&[Role::MixerIn], Role::MixerOut),
             Mixer::Linear(linear) if linear.is_mamba() => {

@@ -4,7 +4,6 @@ use super::config::{Ffn, ModelConfig, NamedActivation, Positions};
 use super::families::{self, names::DeltaRows, names::GGUF, names::Names};
 use super::layer::{Attention, LinearAttention, Norms};
 pub use super::role::Role;
-pub use super::source_vectors::finite;
 use crate::error::{Error, Result};
 use crate::formats::gguf;
 use crate::formats::neuron_store::SourceFile;
@@ -211,6 +210,7 @@ impl Source {
             Role::Embed | Role::Head => vec![c.vocab, c.hidden],
             Role::Positions => vec![self.position_rows(), c.hidden],
             Role::OutNorm | Role::AttnNorm | Role::FfnNorm | Role::AttnPostNorm | Role::FfnPostNorm => vec![c.hidden],
+            Role::RouterScale | Role::SharedNorm | Role::SharedPostNorm | Role::ExpertsPostNorm => vec![c.hidden],
             Role::Q | Role::K | Role::V if self.names.fused() => vec![mixer.rows(), c.hidden],
             Role::Q | Role::AttnGate if of(|a| a.gated.into()) > 0 => vec![2 * of(|a| a.q_dim()), c.hidden],
             Role::Q | Role::AttnGate => vec![of(|a| a.q_dim()), c.hidden],
@@ -229,6 +229,13 @@ impl Source {
             Role::DeltaBeta | Role::DeltaAlpha => vec![linear(|l| l.value_heads), c.hidden],
             Role::StepBias | Role::Decay | Role::Skip => vec![linear(|l| l.value_heads)],
             Role::StateNorm => vec![linear(|l| l.norm_weights())],
+            Role::OutputScale => vec![1],
+            Role::PerLayerGate => vec![c.form.per_layer, c.hidden],
+            Role::PerLayerOut => vec![c.hidden, c.form.per_layer],
+            Role::PerLayerPostNorm => vec![c.hidden],
+            Role::PerLayerTable => vec![c.vocab, c.layers * c.form.per_layer],
+            Role::PerLayerProjection => vec![c.layers * c.form.per_layer, c.hidden],
+            Role::PerLayerNorm => vec![c.form.per_layer],
             Role::O | Role::MixerOut => vec![c.hidden, mixer.cols()],
             Role::Taps => mixer.taps().into_iter().rev().collect(),
             Role::Gate | Role::Up if self.has_dense(layer) => vec![self.shared_width(layer), c.hidden],
@@ -237,7 +244,7 @@ impl Source {
             Role::Down => vec![c.hidden, c.width(layer)],
             Role::QNorm | Role::KNorm => vec![of(|a| a.head_dim)],
             Role::Sinks => vec![of(|a| a.heads)],
-            Role::SelectionBias => vec![c.clusters()],
+            Role::SelectionBias | Role::ExpertScales => vec![c.clusters()],
             Role::Router => vec![c.clusters(), c.hidden],
             Role::SharedGate | Role::SharedUp => vec![self.shared_width(layer), c.hidden],
             Role::SharedDown => vec![c.hidden, self.shared_width(layer)],
@@ -411,8 +418,8 @@ pub fn source_files(path: &Path) -> Result<Vec<SourceFile>> {
     Ok(files)
 }
 
-/// Whether the files at `path`, as far as they can be read, are a mixture of experts.
-pub fn is_mixture(path: &Path, activation: Option<NamedActivation>) -> bool {
+/// Why the model at `path` is read in place and never packed, as far as its files can be read ([`ModelConfig::only_in_place`]).
+pub fn only_in_place(path: &Path, activation: Option<NamedActivation>) -> Option<&'static str> {
     let config = || {
         if path.is_dir() {
             let config = path.join("config.json");
@@ -420,7 +427,7 @@ pub fn is_mixture(path: &Path, activation: Option<NamedActivation>) -> bool {
         }
         families::from_gguf(&gguf::open(path)?.0, path, None, activation)
     };
-    config().is_ok_and(|config| config.form.experts.is_some())
+    config().ok()?.only_in_place()
 }
 
 /// Bytes of the largest config.json.

@@ -1,12 +1,27 @@
 //! What a published model's tensors say of its layers, and whether all are there.
 
 use super::config::{Ffn, Norm, Positions};
-use super::layer::{Experts, Norms};
+use super::layer::{Experts, Norms, RouterInput};
 use super::role::Role;
 use super::source::Source;
 use super::source_vectors::check_vector;
 use crate::error::{Error, Result};
 use std::collections::HashSet;
+
+/// Roles of vectors beside the norms that every family has.
+const VECTORS: [Role; 11] = [
+    Role::QNorm,
+    Role::KNorm,
+    Role::Sinks,
+    Role::SharedRouter,
+    Role::OutputScale,
+    Role::RouterScale,
+    Role::ExpertScales,
+    Role::SharedNorm,
+    Role::SharedPostNorm,
+    Role::ExpertsPostNorm,
+    Role::PerLayerPostNorm,
+];
 
 impl Source {
     /// Adds to the configuration what only the tensors of layers show, such as norms of queries and keys: a model that ran without it
@@ -63,6 +78,11 @@ impl Source {
         if matches!(c.positions, Positions::Learned { .. }) {
             self.weight(Role::Positions, 0)?;
         }
+        if c.form.per_layer > 0 {
+            self.weight(Role::PerLayerTable, 0)?;
+            self.weight(Role::PerLayerProjection, 0)?;
+            check_vector(self.weight(Role::PerLayerNorm, 0)?)?;
+        }
         for layer in 0..c.layers {
             let (inputs, output) = Role::of_mixer(c.mixer(layer));
             let (first, others): (Vec<Role>, Vec<Role>) = self.norms(layer).partition(|role| *role == Role::AttnNorm);
@@ -70,10 +90,15 @@ impl Source {
             roles.extend(others);
             let attends = c.attention(layer).is_some();
             self.recurrence(layer)?;
-            if c.form.qk_norm && attends {
-                roles.extend([Role::QNorm, Role::KNorm]);
+            if let Some(a) = c.attention(layer).filter(|a| a.qk_norm) {
+                roles.push(Role::QNorm);
+                roles.extend(a.keys_of.is_none().then_some(Role::KNorm));
+            }
+            if c.form.per_layer > 0 {
+                roles.extend([Role::PerLayerGate, Role::PerLayerOut, Role::PerLayerPostNorm]);
             }
             roles.extend((c.form.sinks && attends).then_some(Role::Sinks));
+            roles.extend(c.form.output_scales.then_some(Role::OutputScale));
             let shared_roles = || {
                 let (inputs, down) = self.shared_roles(layer);
                 inputs.iter().copied().chain([down])
@@ -93,7 +118,11 @@ impl Source {
                             check_vector(self.find_expert_biases(role, layer)?)?;
                         }
                     }
+                    roles.extend((experts.reads == RouterInput::Own).then_some(Role::RouterScale));
+                    roles.extend(experts.scaled.then_some(Role::ExpertScales));
                     if let Some(shared) = experts.shared {
+                        let norms = [Role::SharedNorm, Role::SharedPostNorm, Role::ExpertsPostNorm];
+                        roles.extend(norms.into_iter().filter(|_| shared.normed));
                         roles.extend(shared_roles());
                         roles.extend(shared.weighted.then_some(Role::SharedRouter));
                     }
@@ -111,8 +140,7 @@ impl Source {
             }
             for role in roles {
                 let view = self.weight(role, layer)?;
-                let is_small = matches!(role, Role::QNorm | Role::KNorm | Role::Sinks | Role::SharedRouter);
-                if is_small || self.norms(layer).any(|norm| norm == role) {
+                if VECTORS.contains(&role) || self.norms(layer).any(|norm| norm == role) {
                     check_vector(view)?;
                 }
                 let biased = match role {

@@ -4,8 +4,10 @@ use super::block::{self, BlockLayout};
 use super::config::{Activation, Ffn, ModelConfig, Norm, Positions};
 use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks, SharedExpert};
 use super::fingerprint::Fingerprint;
-use super::layer::{Experts, LinearAttention, Mixer, Norms, SharedForm};
+use super::layer::{Experts, LinearAttention, Mixer, Norms, RouterInput, SharedForm};
 pub use super::matrix::Matrix;
+pub use super::norm_weights::NormWeights;
+use super::per_layer::{LayerInput, LayerInputs};
 use super::recurrence::Recurrence;
 use super::source::Source;
 use super::stacked::Stacked;
@@ -17,32 +19,6 @@ use crate::formats::rows::{Quant, decode};
 use crate::ids::Permutation;
 use crate::tokenizer::TokenizerSpec;
 use std::path::{Path, PathBuf};
-
-/// The weights of a norm, `[hidden]` each.
-#[derive(Clone, Debug)]
-pub struct NormWeights {
-    /// What the normed numbers are multiplied by.
-    pub weight: Vec<f32>,
-    /// What is added to them; empty for RMS norms.
-    pub bias: Vec<f32>,
-}
-
-impl NormWeights {
-    /// Of a layer that does not norm.
-    pub(crate) const NONE: NormWeights = NormWeights { weight: Vec::new(), bias: Vec::new() };
-
-    /// Of an FFN that is not there: the norm of anything is 0.
-    pub(super) fn zeros(c: &ModelConfig) -> NormWeights {
-        let zeros = vec![0.0; c.hidden];
-        NormWeights { bias: if matches!(c.norm, Norm::Layer(_)) { zeros.clone() } else { Vec::new() }, weight: zeros }
-    }
-
-    /// The same norm with a result that is `scale` times as large.
-    pub(super) fn scaled(mut self, scale: f32) -> NormWeights {
-        self.weight.iter_mut().chain(&mut self.bias).for_each(|weight| *weight *= scale);
-        self
-    }
-}
 
 /// The weights of one layer.
 pub struct Layer {
@@ -67,8 +43,12 @@ pub struct Layer {
     pub ffn_norm: NormWeights,
     /// The norms of attention's and of the FFN's output; `None` where outputs are added as they are.
     pub post_norms: Option<[NormWeights; 2]>,
+    /// The residual behind the layer is multiplied by this.
+    pub output_scale: f32,
     /// The weights of the FFN.
     pub ffn: FfnWeights,
+    /// What adds its own numbers of a token to the residual; `None` where it has none.
+    pub per_layer: Option<LayerInput>,
     /// `[ffn]`; empty where the family has none.
     pub up_bias: Vec<f32>,
     /// `[hidden]`; empty where the family has none.
@@ -112,6 +92,8 @@ pub struct Model {
     pub head: Matrix,
     /// Learned positions, `[context + offset, hidden]`; `None` where positions are rotations.
     pub positions: Option<Matrix>,
+    /// What makes the layers' own numbers of a token; `None` where they have none.
+    pub per_layer: Option<LayerInputs>,
     /// The norm before the head, with the logit scale in it.
     pub out_norm: NormWeights,
     /// The layers, first to last.
@@ -152,7 +134,10 @@ impl Model {
         let experts = config.form.experts;
         let not_held = [
             (experts.is_some_and(|experts| experts.biases), "biases of experts"),
+            (experts.is_some_and(|e| e.scaled || e.reads == RouterInput::Own), "a router's norm or scales of experts"),
+            (config.has_normed_shared(), "norms of a shared expert"),
             (config.form.sinks, "sinks of attention"),
+            (config.form.per_layer > 0, "embeddings for each layer"),
         ];
         if let Some((_, what)) = not_held.into_iter().find(|(has, _)| *has) {
             let why = format!("names {what}, which no store holds; pack the model again");
@@ -176,6 +161,7 @@ impl Model {
             embed,
             head,
             positions,
+            per_layer: None,
             out_norm,
             layers,
             config,
@@ -228,6 +214,11 @@ impl Model {
         self.files().iter().map(|file| file.bytes().len() as u64).sum()
     }
 
+    /// Bytes of them of which a pass reads only a row for each token: the table of embeddings for each layer, which may stay on disk.
+    pub fn table_bytes(&self) -> u64 {
+        self.per_layer.as_ref().map_or(0, |of| of.table.bytes())
+    }
+
     /// Hash of the published model's content, 32 hex digits, by which profiles, predictors and placements name their model. Of a model
     /// that is read in place it is computed when it is first asked for, which reads the whole file; of a large one it is remembered.
     pub fn fingerprint(&self) -> &str {
@@ -246,6 +237,9 @@ impl Model {
 
     /// Why a device cannot compute with it; `None` if it can.
     pub fn not_on_device(&self) -> Option<&'static str> {
+        if self.per_layer.is_some() {
+            return Some("it has embeddings for each layer");
+        }
         if self.config.form.experts.is_some() {
             if self.config.ffn_kind == Ffn::Plain && self.config.activation != Activation::Relu2 {
                 return Some("its experts have no gates, and another activation than ReLU squared");
@@ -440,15 +434,14 @@ impl Sections<'_> {
             FfnMatrices { input: Stacked::new(input), down: matrix(down, cols, neurons), down_by_neuron: false }
         };
         let experts = self.0.bytes(section).chunks_exact(each).map(cluster).collect();
-        Ok(ExpertWeights { router: None, selection_bias: Vec::new(), experts, biases: None, shared: None })
+        Ok(ExpertWeights { experts, ..ExpertWeights::default() })
     }
 
     /// The experts of a layer, packed by neuron, and their router; and the expert that every token has.
     fn experts(&self, layer: usize, c: &ModelConfig, form: Experts) -> Result<ExpertWeights> {
         let name = |part: &str| format!("layer.{layer}.{part}");
         let shared = form.shared.map(|shared| self.shared(layer, c, shared)).transpose()?;
-        let none =
-            ExpertWeights { router: None, selection_bias: Vec::new(), experts: Vec::new(), biases: None, shared };
+        let none = ExpertWeights { shared, ..ExpertWeights::default() };
         if form.count == 0 {
             return Ok(none);
         }
@@ -494,7 +487,7 @@ impl Sections<'_> {
         let input = inputs.iter().map(|part| self.matrix(&name(part), form.width, c.hidden)).collect::<Result<_>>()?;
         let down = self.matrix(&name("down"), c.hidden, form.width)?;
         let ffn = FfnMatrices { input: Stacked::new(input), down, down_by_neuron: false };
-        Ok(SharedExpert { ffn, router: self.vector_if(form.weighted, &name("router"), c.hidden)? })
+        Ok(SharedExpert { ffn, norms: None, router: self.vector_if(form.weighted, &name("router"), c.hidden)? })
     }
 
     fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {
@@ -542,8 +535,12 @@ impl Sections<'_> {
             qkv_bias: self.vector_if(a.is_some_and(|a| a.bias), &name("qkv_bias"), mixer.rows())?,
             qk_norm: match a.filter(|a| a.qk_norm) {
                 Some(a) => {
-                    let q = self.head_norm(&name("q_norm"), a.head_dim)?.scaled(c.form.query_scale);
-                    Some([q, self.head_norm(&name("k_norm"), a.head_dim)?])
+                    let q = self.head_norm(&name("q_norm"), a.head_dim)?.scaled(a.query_scale);
+                    let k = match a.keys_of {
+                        None => self.head_norm(&name("k_norm"), a.head_dim)?,
+                        Some(_) => NormWeights::NONE,
+                    };
+                    Some([q, k])
                 }
                 None => None,
             },
@@ -553,7 +550,12 @@ impl Sections<'_> {
             sinks: Vec::new(),
             ffn_norm,
             post_norms,
+            output_scale: match c.form.output_scales {
+                true => self.vector(&name("output_scale"), 1)?[0],
+                false => 1.0,
+            },
             ffn,
+            per_layer: None,
             up_bias: self.vector_if(c.ffn_bias && c.has_ffn(layer), &name("up_bias"), c.ffn)?,
             down_bias: self.vector_if(c.ffn_bias && c.has_ffn(layer), &name("down_bias"), c.hidden)?,
             order,

@@ -90,9 +90,10 @@ impl DeviceOptions {
 /// [`Error::Usage`].
 pub fn check_device_can(model: &Model, instead: &str) -> Result<()> {
     let Some(why) = model.not_on_device() else { return Ok(()) };
-    let remedy = match model.config.form.experts {
-        Some(_) => instead,
-        None => "give --quant q8_0 (or pack it so) to use a device",
+    let c = &model.config;
+    let remedy = match c.form.experts.is_some() || c.only_in_place().is_some() {
+        true => instead,
+        false => "give --quant q8_0 (or pack it so) to use a device",
     };
     let types = model.types();
     Err(Error::Usage(format!("a device cannot compute with this model: {why} (they are {types}); {remedy}")))

@@ -11,7 +11,7 @@ use crate::formats::neuron_store::{EXTENSION, NeuronStore, SourceFile};
 use crate::hub;
 use crate::model::families::says_drelu;
 use crate::model::in_place::not_in_place;
-use crate::model::source::{Source, entry, is_mixture, source_files};
+use crate::model::source::{Source, entry, only_in_place, source_files};
 use crate::model::{Ffn, KvCache, KvType, Model, NamedActivation};
 use crate::pack::{PackOptions, Types, can_be_cut_for_device, pack, packed_bytes};
 use std::path::{Path, PathBuf};
@@ -156,8 +156,8 @@ impl ModelOptions {
             return Ok(model.from_source(&path));
         }
         let source = Source::open(&path, self.activation)?;
-        if source.config.form.experts.is_some() {
-            self.check_mixture()?;
+        if let Some(what) = source.config.only_in_place() {
+            self.check_in_place(what)?;
             return Model::in_place(source);
         }
         let mut outline = Model::outline(source)?;
@@ -206,37 +206,32 @@ impl ModelOptions {
             return Ok(None);
         }
         if self.quant.is_some() || path.is_dir() {
-            if !self.is_mixture()? {
-                return Ok(None);
-            }
-            self.check_mixture()?;
+            let Some(what) = self.only_in_place()? else { return Ok(None) };
+            self.check_in_place(what)?;
         }
         let source = Source::open(&path, self.activation)?;
-        if source.config.form.experts.is_some() {
+        if source.config.only_in_place().is_some() {
             return Ok(Some(source));
         }
         let dense = !source.config.activation.is_sparse() && not_in_place(&source).is_none();
         Ok(dense.then_some(source))
     }
 
-    /// Refuses what a mixture of experts cannot be opened with.
-    fn check_mixture(&self) -> Result<()> {
+    /// Refuses what a model cannot be opened with that is always read in place, such as a mixture of experts.
+    fn check_in_place(&self, what: &str) -> Result<()> {
         match self.quant {
-            Some(_) => Err(Error::Usage(
-                "--quant: a mixture of experts is read where it lies, in its own types; leave it out".into(),
-            )),
+            Some(_) => {
+                Err(Error::Usage(format!("--quant: {what} is read where it lies, in its own types; leave it out")))
+            }
             None => Ok(()),
         }
     }
 
-    /// Whether the model is a mixture of experts, which is always read in place. What is wrong with its files is said where they are
-    /// opened.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] where there is no such model.
-    pub fn is_mixture(&self) -> Result<bool> {
+    /// Why the model is always read in place, if it is. What is wrong with its files is said where they are opened.
+    fn only_in_place(&self) -> Result<Option<&'static str>> {
         let path = find(&self.path)?;
-        Ok((path.is_dir() || !NeuronStore::is_one(&path)) && is_mixture(&path, self.activation))
+        let is_source = path.is_dir() || !NeuronStore::is_one(&path);
+        Ok(if is_source { only_in_place(&path, self.activation) } else { None })
     }
 
     /// The packed copy of `path` in the cache, if there is one that holds what the files now do.

@@ -237,7 +237,7 @@ fn check_sequences(model: &Model, need: Need) -> Result<()> {
 /// itself.
 fn check_ram(model: &Model, need: Need) -> Result<()> {
     let keys = KvCache::bytes_for(&model.config, need.context, need.kv).saturating_mul(need.sequences as u64);
-    let bytes = model.file_bytes().saturating_add(keys);
+    let bytes = (model.file_bytes() - model.table_bytes()).saturating_add(keys);
     match need.ram.filter(|&ram| ram < bytes) {
         None => Ok(()),
         Some(ram) => Err(Error::Memory(format!(

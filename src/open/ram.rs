@@ -148,7 +148,7 @@ fn keys(model: &Model, need: Need) -> u64 {
 
 /// The memory that a model takes when all of it is kept there.
 pub(super) fn all_bytes(model: &Model, need: Need) -> u64 {
-    model.file_bytes().saturating_add(keys(model, need))
+    (model.file_bytes() - model.table_bytes()).saturating_add(keys(model, need))
 }
 
 /// The default policy of what stays in memory.

@@ -170,6 +170,11 @@ impl SparsityOptions {
     /// Why predictors have no use for a model whose neurons do not stand by themselves.
     fn no_neurons(&self, model: &Model) -> String {
         let activation = model.config.activation;
+        if model.config.form.per_layer > 0 {
+            return "a model with embeddings for each layer is read in place, and all of its neurons are computed; leave out \
+                    the options of predictors"
+                .into();
+        }
         match model.config.form.experts.is_some_and(|experts| experts.routed()) {
             true if activation.is_sparse() => {
                 "the neurons of this mixture's experts do not stand by themselves: pack it first (dynamicinfer pack MODEL -o FILE.neurons) and \

@@ -36,6 +36,21 @@ pub fn norm_in_place(kind: Norm, weights: &NormWeights, x: &mut [f32]) {
     x.iter_mut().zip(&weights.weight).for_each(|(v, w)| *v = *v * scale * w);
 }
 
+/// The same without weights.
+///
+/// # Panics
+/// As [`norm_in_place`].
+pub fn unit_norm(kind: Norm, x: &mut [f32]) {
+    let Norm::Rms(epsilon) = kind else { panic!("only RMS norms stand inside attention") };
+    let scale = 1.0 / (sum(x.iter().map(|v| v * v)) / x.len() as f32 + epsilon).sqrt();
+    x.iter_mut().for_each(|v| *v *= scale);
+}
+
+/// x *= y, element by element; both have the same length.
+pub fn scale_by(x: &mut [f32], y: &[f32]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x *= y);
+}
+
 /// Sum in 16 lanes: vectorises, and loses less to rounding than one running sum.
 pub fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
     let mut lanes = [0f32; 16];

@@ -48,7 +48,7 @@ pub fn config(source: &Source) -> Result<ModelConfig> {
 
 /// Whether a model's FFNs can be cut into clusters.
 pub fn can_be_cut(source: &Source) -> bool {
-    source.config.form.experts.is_none() && config(source).is_ok()
+    source.config.only_in_place().is_none() && config(source).is_ok()
 }
 
 /// Whether they can be, and a device can compute with the clusters' types: gate and up of each layer take inputs of one form.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::formats::neuron_store::{Content, Writer};
 use crate::formats::rows::{self, Quant};
 use crate::model::config::Ffn;
-use crate::model::layer::SharedForm;
+use crate::model::layer::{RouterInput, SharedForm};
 use crate::model::source::{ExpertMatrix, Role, Source};
 use rayon::prelude::*;
 
@@ -20,6 +20,11 @@ pub(super) fn check(source: &Source, types: Types) -> Result<()> {
              lies; give its directory or GGUF as it is",
             c.activation
         )));
+    }
+    if c.has_normed_shared() || c.form.experts.is_some_and(|e| e.scaled || e.reads == RouterInput::Own) {
+        let why = "this mixture has norms or scales of its own for experts, which no store holds: it is read where it lies; give its \
+                   directory or GGUF as it is";
+        return Err(Error::Usage(why.into()));
     }
     if types == Types::Clusters {
         let why = "--quant clusters: a mixture's experts are clusters already; leave it out";
@@ -82,7 +87,7 @@ impl Job<'_> {
     pub(super) fn experts(&self, writer: &mut Writer, layer: usize) -> Result<()> {
         let (c, name) = (&self.source.config, |part: &str| format!("layer.{layer}.{part}"));
         let (cols, form) = (c.hidden, c.experts(layer).expect("a mixture"));
-        if let Some(SharedForm { width, weighted }) = form.shared {
+        if let Some(SharedForm { width, weighted, .. }) = form.shared {
             let (inputs, down) = self.source.shared_roles(layer);
             for (&role, part) in inputs.iter().rev().zip(["shared_up", "shared_gate"]) {
                 self.rows(writer, &name(part), cols, &[(role, layer)])?;

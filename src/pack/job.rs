@@ -8,7 +8,8 @@ use crate::formats::rows::{self, Quant};
 use crate::formats::{DType, TensorView, blocks};
 use crate::ids::{Permutation, PublishedId};
 use crate::model::config::{Ffn, Norm};
-use crate::model::source::{Role, Source, finite};
+use crate::model::source::{Role, Source};
+use crate::model::source_vectors::finite;
 use crate::profile::Importance;
 use rayon::prelude::*;
 

@@ -90,6 +90,11 @@ pub fn pack_weighted(
     progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
 ) -> Result<Packed> {
     let (c, types) = (&source.config, options.types);
+    if c.form.per_layer > 0 {
+        let why = "this model has embeddings for each layer, which no store holds: it is read where it lies; give its \
+                   directory or GGUF as it is";
+        return Err(Error::Usage(why.into()));
+    }
     if c.form.experts.is_some() {
         experts::check(source, types)?;
     }
@@ -156,6 +161,10 @@ impl Job<'_> {
         for role in others {
             self.norm(writer, &name(part_of(role)), role, layer)?;
         }
+        if c.form.output_scales {
+            let scale = self.source.vector(self.source.weight(Role::OutputScale, layer)?)?;
+            vector(writer, &name("output_scale"), &scale)?;
+        }
         match self.types {
             _ if c.form.experts.is_some() => self.experts(writer, layer)?,
             _ if !c.has_ffn(layer) => return Ok(()),
@@ -193,7 +202,9 @@ impl Job<'_> {
             vector(writer, &name(part), numbers)?;
         }
         if a.is_some_and(|a| a.qk_norm) {
-            for (part, role) in [("q_norm", Role::QNorm), ("k_norm", Role::KNorm)] {
+            let norms = [("q_norm", Role::QNorm), ("k_norm", Role::KNorm)];
+            let own = if a.is_some_and(|a| a.keys_of.is_some()) { 1 } else { 2 };
+            for (part, role) in norms.into_iter().take(own) {
                 vector(writer, &name(part), &self.source.norm(role, layer)?)?;
             }
         }

@@ -285,14 +285,15 @@ fn small_bytes(c: &ModelConfig) -> u64 {
     let of_attention = |a: Attention<'_>| {
         there(a.bias, a.qkv_dim())
             + there(a.output_bias, c.hidden)
-            + there(a.qk_norm, 2 * a.head_dim)
+            + there(a.qk_norm, if a.keys_of.is_some() { 1 } else { 2 } * a.head_dim)
             + there(a.sinks, a.heads)
     };
     let (biases, of_experts) = (there(c.ffn_bias, c.ffn + c.hidden), expert_biases(c));
     let router = c.form.experts.filter(Experts::routed).map_or(0, |experts| experts.count * c.hidden);
     let attention = c.attentions().map(of_attention).sum::<usize>();
     // Norms before and behind attention and FFN, and where there are the latter the weights of one that makes zeros.
-    let norms = 2 * (u64::from(c.form.norms.before()) + u64::from(c.form.norms.after()));
+    let norms = 2 * (u64::from(c.form.norms.before()) + u64::from(c.form.norms.after()))
+        + if c.has_normed_shared() { 3 } else { 0 };
     let zeros = if c.form.norms.after() { norm_bytes(c) } else { 0 };
     let experts = c.movable_layers() as u64 * 4 * (of_experts + router) as u64;
     zeros + c.layers as u64 * (norms * norm_bytes(c) + 4 * biases as u64) + experts + 4 * attention as u64

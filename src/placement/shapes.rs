@@ -123,6 +123,7 @@ impl Sizes {
             form: LayerForm { experts, ..LayerForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
+            logit_cap: 0.0,
         }
     }
 }
@@ -159,7 +160,7 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
         let recurs = (0..layers).filter(|layer| !(layer + 1).is_multiple_of(*every)).collect();
         config.form.gated = true;
         config.form.own = vec![OwnForm { layers: recurs, linear: Some(*delta), ..OwnForm::default() }];
-        let shared = Some(SharedForm { width: *shared, weighted: true });
+        let shared = Some(SharedForm { width: *shared, weighted: true, normed: false });
         config.form.experts.iter_mut().for_each(|experts| experts.shared = shared);
     }
     Ok(config)

@@ -53,10 +53,14 @@ impl Predictor for Router {
         };
         scratch.normed.clear();
         scratch.normed.extend_from_slice(residual);
-        if self.experts.reads == RouterInput::FfnNorm {
+        if self.experts.reads != RouterInput::Layer {
+            let norm = match self.experts.reads {
+                RouterInput::Own => &weights.router_norm,
+                _ => &model.layers[layer].ffn_norm,
+            };
             let normed = scratch.normed.chunks_exact_mut(c.hidden);
             for (residual, normed) in residual.chunks_exact(c.hidden).zip(normed) {
-                math::norm(c.norm, &model.layers[layer].ffn_norm, residual, normed);
+                math::norm(c.norm, norm, residual, normed);
             }
         }
         scratch.inner.resize(n * self.experts.count, 0.0);

@@ -118,6 +118,7 @@ impl Tokenizer {
         let marks_turns = |id: u32, text: &str| spec::looks_like_control(text) || spec.eos.contains(&id);
         let (mut bytes, mut texts, mut kinds) = (Table::default(), Table::default(), Vec::new());
         let mut add = |text: &str, kind: TokenKind, of: &dyn Fn(&str, TokenKind) -> Vec<u8>| {
+            let kind = spec::shown_kind(text, kind);
             texts.push(text.as_bytes());
             kinds.push(kind);
             match kind {

@@ -160,7 +160,7 @@ pub const MAX_TOKENS: usize = 1 << 24;
 
 /// Tokens whose text alone says that a turn is over. Conversions often leave them out of the metadata (llama.cpp keeps a similar list), and
 /// a chat model would then talk to itself to the end of the context.
-const END_TEXTS: [&str; 13] = [
+const END_TEXTS: [&str; 15] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -173,6 +173,8 @@ const END_TEXTS: [&str; 13] = [
     "<EOT>",
     "<end_of_turn>",
     "<end_of_utterance>",
+    "<turn|>",
+    "<|tool_response>",
     "<｜end▁of▁sentence｜>",
 ];
 
@@ -303,6 +305,15 @@ pub fn drop_repeated(ids: &mut Vec<u32>) {
 /// Whether a token of this text ends a turn or a text, such as `<|im_end|>`.
 pub fn is_end_text(text: &str) -> bool {
     END_TEXTS.contains(&text)
+}
+
+/// Gemma 4's marks of thoughts and calls, which a reader of the text needs: they are shown, whatever a file says of them.
+const SHOWN_MARKS: [&str; 6] =
+    ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<tool_response|>", "<|\"|>"];
+
+/// The kind of a token by its text, where its file has another.
+pub fn shown_kind(text: &str, kind: TokenKind) -> TokenKind {
+    if kind == TokenKind::Control && SHOWN_MARKS.contains(&text) { TokenKind::UserDefined } else { kind }
 }
 
 /// Whether a user-defined token's text is a marker of chat templates, which text from users must not become.

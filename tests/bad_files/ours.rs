@@ -311,7 +311,7 @@ fn a_history_of_impossible_size_is_refused_by_the_field() {
 /// No store holds them, so a layer without them would give other answers.
 #[test]
 fn a_store_that_names_a_shared_expert_biases_or_sinks_is_refused() {
-    let (ours, shared) = (store(1, 64, 32), SharedForm { width: 32, weighted: true });
+    let (ours, shared) = (store(1, 64, 32), SharedForm { width: 32, weighted: true, normed: false });
     let experts = Experts { scoring: Scoring::Softmax, ..Experts::all(4) };
     let of = |experts: Experts| LayerForm { experts: Some(experts), ..LayerForm::default() };
     for (form, part) in [

@@ -146,6 +146,7 @@ impl File {
                     let (kind, len) = match array {
                         Array::F32(v) => (6u32, v.len()),
                         Array::I32(v) => (5, v.len()),
+                        Array::Bool(v) => (7, v.len()),
                         Array::Str(v) => (8, v.len()),
                         other => panic!("{other:?} is not written here"),
                     };
@@ -154,6 +155,7 @@ impl File {
                     match array {
                         Array::F32(v) => v.iter().for_each(|x| out.extend(x.to_le_bytes())),
                         Array::I32(v) => v.iter().for_each(|x| out.extend(x.to_le_bytes())),
+                        Array::Bool(v) => out.extend(v.iter().map(|&x| u8::from(x))),
                         Array::Str(v) => v.iter().for_each(|s| string(&mut out, s)),
                         _ => unreachable!(),
                     }

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-pub const FAMILIES: [&str; 11] = [
+pub const FAMILIES: [&str; 12] = [
     "relullama",
     "prosparse",
     "bamboo",
@@ -31,6 +31,7 @@ pub const FAMILIES: [&str; 11] = [
     "gemma3 with relu",
     "gemma3 with relu, normed behind only",
     "lfm2 with relu",
+    "gemma4 with relu",
 ];
 /// Half of the cases in f32, where nothing but the order of sums differs.
 pub const QUANTS: [Quant; 6] = [Quant::F32, Quant::F32, Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];

@@ -144,10 +144,10 @@ pub fn predictor_header(model: &Model) -> Header {
     }
 }
 
-/// A fixture as it is run on the processor: a mixture of experts in place, any other packed into `dir`.
+/// A fixture as it is run on the processor: what no store holds, such as a mixture of experts, in place, any other packed into `dir`.
 pub fn opened(dir: &Path, name: &str, quant: Quant) -> Model {
     let source = fixture(name);
-    match source.config.form.experts {
+    match source.config.only_in_place() {
         Some(_) => Model::in_place(source).unwrap(),
         None => Model::open(&packed(dir, name, quant)).unwrap(),
     }
@@ -211,6 +211,8 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         recurrence: Recurrence::default(),
         ffn_norm: norm(),
         post_norms: None,
+        output_scale: 1.0,
+        per_layer: None,
         ffn: FfnWeights::Neurons(blocks),
         up_bias: if rng.below(2) == 0 { Vec::new() } else { numbers(rng, ffn, 0.3) },
         down_bias: Vec::new(),

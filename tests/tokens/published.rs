@@ -284,6 +284,19 @@ fn a_vocabulary_with_merges_may_be_written_as_sentencepiece_writes() -> Result<(
     let texts: Vec<&str> = ids.iter().map(|&id| tokenizer.token_text(id).unwrap()).collect();
     assert_eq!(texts, ["a", "▁a", "\n\n", "\n", "ab", "<0xC3>", "<0xA9>"]);
     assert_eq!(tokenizer.decode(&ids), "a a\n\n\nabé");
+    // Its marks of turns end an answer, and those of thoughts are shown; neither is made of a user's text.
+    let marks = ["<turn|>", "<|channel>", "<channel|>"];
+    let tokens: Vec<&str> = tokens.into_iter().chain(marks).collect();
+    let numbers: Vec<i32> = numbers.into_iter().chain([3; 3]).collect();
+    let file = GgufFile::default().str("tokenizer.ggml.model", "gemma4").strings("tokenizer.ggml.tokens", &tokens);
+    let file = file.strings("tokenizer.ggml.merges", &["▁ a", "a b"]).array(KINDS, 5, tokens.len(), kinds(&numbers));
+    let spec = file.u32(BOS, 2).u32(EOS, 1).read()?;
+    let [turn, open, close] = [0, 1, 2].map(|i| (tokens.len() - 3 + i) as u32);
+    assert_eq!(spec.eos, [1, turn]);
+    let tokenizer = Tokenizer::new(spec, Path::new("m.gguf"))?;
+    assert_eq!(tokenizer.decode(&[open, 5, close, turn]), "<|channel>a<channel|>");
+    assert_eq!(tokenizer.encode("<|channel>a", Special::Parse)?, [open, 5]);
+    assert!(!tokenizer.encode("<|channel>a", Special::AsText)?.contains(&open));
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use crate::cpu::Kernels;
 pub(super) const FUNCTIONS: &[&[&str]] = &[&["add"]];
 const ADD: Function = Function::named("add");
 
-/// to += from, `[count]` each.
+/// to = (to + from) * scale, `[count]` each.
 #[derive(Clone, Copy, Debug)]
 pub struct Add {
     /// Numbers of each.
@@ -17,6 +17,8 @@ pub struct Add {
     pub from: View,
     /// `[count]`
     pub to: View,
+    /// What the sums are multiplied by; 1 where they stay as they are.
+    pub scale: f32,
 }
 
 impl DeviceKernel for Add {
@@ -31,7 +33,7 @@ impl DeviceKernel for Add {
     fn run(&self, at: &dyn HostMemory, _: &Kernels, out: &mut Vec<f32>) -> KernelWork {
         let (from, to) = (numbers(at, self.from, self.count), numbers(at, self.to, self.count));
         out.clear();
-        out.extend(from.iter().zip(to).map(|(a, b)| a + b));
+        out.extend(from.iter().zip(to).map(|(a, b)| (a + b) * self.scale));
         KernelWork::default()
     }
 
@@ -42,6 +44,6 @@ impl DeviceKernel for Add {
     fn launch(&self, at: &Addresses<'_>, _: u64, out: &mut Launches) {
         let blocks = self.count.div_ceil(4 * 256).clamp(1, 1024);
         let launch = Launch::new(ADD, [blocks, 1, 1], 8, 0).words([at.view(self.from), at.view(self.to)]);
-        out.push(launch.int(self.count));
+        out.push(launch.int(self.count).float(self.scale));
     }
 }

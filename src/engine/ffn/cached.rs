@@ -76,6 +76,8 @@ fn stand_in(layer: &Layer) -> Layer {
         recurrence: Recurrence::default(),
         ffn_norm: NormWeights::NONE,
         post_norms: None,
+        output_scale: 1.0,
+        per_layer: None,
         ffn: layer.ffn.clone(),
         up_bias: layer.up_bias.clone(),
         down_bias: Vec::new(),

@@ -31,7 +31,7 @@ pub(super) fn ffn(
     outputs(compute, weights, &layer.up_bias, x, scale, whole);
     math::add(hidden, &whole.out);
     add_down_bias(layer, hidden);
-    rows_of(config, config.ffn)
+    rows_of(config, weights.down.cols)
 }
 
 /// The outputs of matrices of any width, without a bias of down: `buffers.out` becomes `[n, hidden]`. `scale` looks at what down reads, and

@@ -39,7 +39,7 @@ impl Split {
         let post_norm = self.weights.layers[l].post_norms.map(|[attention, _]| attention);
         let then = if post_norm.is_some() { Then::Store } else { Then::Add };
         self.launch(Call::Linear(self.weights.layers[l].o.call(self.rows.n, attended, sum, then)));
-        self.add_sum(c, post_norm);
+        self.add_sum(c, post_norm.map(|norm| (norm, 1.0)));
         if let Some(streaming) = &mut self.attention_streaming {
             streaming.used(&mut *self.device, l, self.parts.count);
         }

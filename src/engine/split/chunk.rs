@@ -109,7 +109,7 @@ impl Split {
         if self.migrator.is_some() {
             self.count_on_cpu(pass, l);
         }
-        self.add_sum(c, self.ffn_post_norm(l));
+        self.end_sum(c, l);
         self.device.record(Stream::Compute, self.parts.marks().done[l % 2]);
         let divided = &self.parts.divided[l % 2];
         let (missing, on_cpu) = (divided.missing.len(), divided.on_cpu);

@@ -105,7 +105,7 @@ impl Split {
         if on_cpu > 0 {
             self.add_partial(c);
         }
-        self.add_sum(c, self.ffn_post_norm(l));
+        self.end_sum(c, l);
         self.device.record(Stream::Compute, self.parts.marks().done[l % 2]);
         let all = pass.buffers.routes.tokens.len();
         self.chunks.resident += resident;

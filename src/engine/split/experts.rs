@@ -5,11 +5,11 @@
 use super::pass::GraphSection;
 use super::scheduling::{Beside, HostShare};
 use super::state::{Begun, Split};
-use super::weights::expert_parts;
+use super::weights::{expert_parts, norm};
 use super::workspace::{ExchangeLayout, ExpertSplit};
 use crate::cache::{Location, Tier};
 use crate::cpu::MAX_COLUMNS;
-use crate::device::{Call, ExpertFfn, NONE, Note, Stage, Stream, View};
+use crate::device::{Add, Call, ExpertFfn, NONE, Note, Stage, Stream, View};
 use crate::engine::ffn::{self, Chosen, Compute, ExpertsRead, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::mixture::{foresee_experts, mixture, route};
@@ -20,11 +20,8 @@ use crate::model::config::{Activation, Ffn, ModelConfig};
 use crate::model::layer::{Experts, RouterInput};
 
 impl Split {
-    /// Puts the copy of what the layer's router reads on the stream, where that is the residual with which the layer begins.
-    pub(super) fn fetch_layer_input(&mut self, c: &ModelConfig, n: usize) {
-        if self.experts.layer_input.is_empty() {
-            return;
-        }
+    /// Puts the copy of the residual on the stream, which the layer's router reads.
+    pub(super) fn fetch_residual(&mut self, c: &ModelConfig, n: usize) {
         let residual = self.at(ExchangeLayout::new(n, c).residual());
         let to = &mut self.experts.layer_input[..n * c.hidden];
         let (to, bytes) = (to.as_mut_ptr().cast(), size_of_val(to));
@@ -46,11 +43,17 @@ impl Split {
         let numbers = if pass.is_chunk() { layout.masks() } else { layout.scores() };
         // SAFETY: looked at after the event that is recorded behind the copy.
         unsafe { self.device.copy_out(Stream::Compute, self.workspace.exchange, 0, to, numbers * 4) };
+        let needs_residual = pass.is_chunk() && experts.reads == RouterInput::Own;
+        if needs_residual {
+            self.fetch_residual(c, n);
+        }
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].exchanged);
         self.device.synchronize_event(self.marks[l].exchanged);
-        if experts.reads == RouterInput::Layer {
+        if needs_residual || experts.reads == RouterInput::Layer {
             pass.buffers.x.copy_from_slice(bytemuck::cast_slice(&self.experts.layer_input[..n * c.hidden]));
+        }
+        if experts.reads == RouterInput::Layer {
             route(pass, l, experts);
         }
         if pass.is_chunk() {
@@ -59,7 +62,7 @@ impl Split {
         } else {
             self.receive(pass);
         }
-        if experts.reads == RouterInput::FfnNorm {
+        if experts.reads != RouterInput::Layer {
             route(pass, l, experts);
         }
         if !pass.is_chunk() {
@@ -165,13 +168,37 @@ impl Split {
     /// Has the device compute the shared expert, if there is one, and add it to the residual.
     pub(super) fn launch_shared(&mut self, pass: &Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
         let (c, n) = (&pass.model.config, pass.n());
-        let Some(call) = self.shared_call(c, l, n, weights) else { return };
+        let Some(mut call) = self.shared_call(c, l, n, weights) else { return };
         self.note(Note::Compute(Some(Stage::Ffn)));
         self.begin_section(l, GraphSection::Shared);
+        let (norms, beside) = (self.weights.layers[l].shared_norms, self.workspace.beside.into());
+        if let Some([input, ..]) = norms {
+            let residual = self.at(ExchangeLayout::new(n, c).residual());
+            self.launch(Call::Norm(norm(c.norm, input, c.hidden, n, residual, beside)));
+            call.input = beside;
+        }
         by_columns(call).for_each(|call| self.launch(Call::ExpertFfn(call)));
-        self.add_output(c, n);
+        match norms {
+            // It is added once the others' sum is normed, too.
+            Some([_, output, _]) => {
+                let made = self.workspace.output.into();
+                self.launch(Call::Norm(norm(c.norm, output, c.hidden, n, made, beside)));
+            }
+            None => self.add_output(c, n),
+        }
         self.device.end_sequence();
         self.note(Note::Compute(None));
+    }
+
+    /// Ends a layer's FFN, all parts of which are in the sum: norms it and adds it to the residual, where the layer does so; of a shared
+    /// expert with norms, the sum of the others first.
+    pub(super) fn end_sum(&mut self, c: &ModelConfig, l: usize) {
+        if let Some([.., experts]) = self.weights.layers[l].shared_norms {
+            let (n, sum, beside) = (self.rows.n, self.sum(c), self.workspace.beside.into());
+            self.launch(Call::Norm(norm(c.norm, experts, c.hidden, n, sum, sum)));
+            self.launch(Call::Add(Add { count: n * c.hidden, from: beside, to: sum, scale: 1.0 }));
+        }
+        self.add_sum(c, self.ffn_post_norm(l));
     }
 
     /// The shared expert of a layer for all tokens of a pass, as the one expert that each of them has, in the only slot.

@@ -58,7 +58,7 @@ impl Split {
         if needed {
             self.add_partial(c);
         }
-        self.add_sum(c, self.ffn_post_norm(l));
+        self.end_sum(c, l);
         if self.migrator.is_some() && !weights.experts.is_empty() {
             self.count_inside(pass, l, n, weights);
         }

@@ -2,7 +2,7 @@
 
 use super::scheduling::{Beside, HostShare};
 use super::state::{Begun, Split, frames};
-use super::weights::norm;
+use super::weights::{LayerWeights, norm};
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
 use crate::cpu::MAX_COLUMNS;
@@ -14,7 +14,7 @@ use crate::engine::positions::TokenPosition;
 use crate::engine::probe::WillCompute;
 use crate::engine::sparsity::{Scored, Wanted};
 use crate::model::config::ModelConfig;
-use crate::model::layer::Norms;
+use crate::model::layer::{Norms, RouterInput};
 use crate::model::weights::Layer;
 use crate::ops::gates::gates;
 
@@ -63,7 +63,9 @@ impl Executor for Split {
     }
 
     fn begin_layer(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        self.fetch_layer_input(&pass.model.config, pass.n());
+        if pass.model.config.form.experts.is_some_and(|experts| experts.reads == RouterInput::Layer) {
+            self.fetch_residual(&pass.model.config, pass.n());
+        }
         if pass.is_chunk() {
             return;
         }
@@ -281,21 +283,22 @@ impl Split {
             return self.launch(Call::Norm(norm(c.norm, weights, c.hidden, n, x, out)));
         }
         self.launch(Call::Norm(norm(c.norm, self.weights.zeros, c.hidden, n, x, out)));
-        self.launch(Call::Add(Add { count: n * c.hidden, from: x, to: out }));
+        self.launch(Call::Add(Add { count: n * c.hidden, from: x, to: out, scale: 1.0 }));
     }
 
-    /// Norms what attention or the FFN have made of the current part, where the layer does so, and adds it to the residual: the other outputs
-    /// are there already.
-    pub(super) fn add_sum(&mut self, c: &ModelConfig, weights: Option<[Buffer; 2]>) {
-        let Some(weights) = weights else { return };
+    /// Norms what attention or the FFN have made of the current part, where the layer does so, and adds it to the residual, which is then
+    /// multiplied by a number: the other outputs are there already.
+    pub(super) fn add_sum(&mut self, c: &ModelConfig, weights: Option<([Buffer; 2], f32)>) {
+        let Some((weights, scale)) = weights else { return };
         let (n, sum, residual) = (self.rows.n, self.sum(c), self.residual(c));
         self.launch(Call::Norm(norm(c.norm, weights, c.hidden, n, sum, sum)));
-        self.launch(Call::Add(Add { count: n * c.hidden, from: sum, to: residual }));
+        self.launch(Call::Add(Add { count: n * c.hidden, from: sum, to: residual, scale }));
     }
 
-    /// The norm of a layer's FFN's output, where it has one.
-    pub(super) fn ffn_post_norm(&self, l: usize) -> Option<[Buffer; 2]> {
-        self.weights.layers[l].post_norms.map(|[_, ffn]| ffn)
+    /// The norm of a layer's FFN's output, where it has one, and what the residual behind the layer is multiplied by.
+    pub(super) fn ffn_post_norm(&self, l: usize) -> Option<([Buffer; 2], f32)> {
+        let LayerWeights { post_norms, output_scale, .. } = &self.weights.layers[l];
+        post_norms.map(|[_, ffn]| (ffn, *output_scale))
     }
 
     /// Puts on the stream what the device can do of an FFN before the host has seen the residual: the norm, the scores if it has the
@@ -499,7 +502,7 @@ impl Split {
         if !self.cache.layers[l].table.slots().is_empty() {
             self.add_output(c, n);
         }
-        self.add_sum(c, self.ffn_post_norm(l));
+        self.end_sum(c, l);
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].merge[1]);
         // Of whole experts it is known.
@@ -514,13 +517,13 @@ impl Split {
         let (count, partial) = (self.rows.n * c.hidden, self.rows_of(self.workspace.partial, c.hidden));
         let from = self.host.partial[self.rows.first * c.hidden..].as_ptr().cast();
         unsafe { self.device.copy_in(Stream::Compute, from, count * 4, partial.buffer, partial.at) };
-        self.launch(Call::Add(Add { count, from: partial, to: self.sum(c) }));
+        self.launch(Call::Add(Add { count, from: partial, to: self.sum(c), scale: 1.0 }));
     }
 
     /// Adds what the device's last FFN call has made to the sum of its parts.
     pub(super) fn add_output(&mut self, c: &ModelConfig, n: usize) {
         let (count, to) = (n * c.hidden, self.sum(c));
-        self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to }));
+        self.launch(Call::Add(Add { count, from: self.workspace.output.into(), to, scale: 1.0 }));
     }
 
     /// Computes the logits of the tokens that are asked for.

@@ -66,7 +66,7 @@ impl Split {
             missing: c.ffn - slots,
             copies: self.streaming.is_some(),
             attention_link_us: self.attention_link_us(pass.model),
-            host_attends: !self.can_attend(pass),
+            host_attends: !self.can_attend(pass) || c.mixers().all(|mixer| mixer.on_device().is_none()),
             windowed: windows().count() as f64 / c.layers as f64,
             window: windows().sum::<usize>() / windows().count().max(1),
             first: pass.buffers.positions[0].position,

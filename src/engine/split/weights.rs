@@ -4,6 +4,7 @@ use super::allocator::DeviceAllocator;
 use crate::device::{Buffer, Linear, Norm, OutOfMemory, Then, View};
 use crate::formats::rows::Quant;
 use crate::model::config::Norm as NormKind;
+use crate::model::ffn_weights::SharedNorms;
 use crate::model::weights::{Matrix, NormWeights};
 use crate::model::{FfnMatrices, Model, Stacked};
 
@@ -134,6 +135,8 @@ pub struct LayerWeights {
     pub ffn_norm: [Buffer; 2],
     /// Weight and bias of the norms of attention's and of the FFN's output, where the layer norms them.
     pub post_norms: Option<[[Buffer; 2]; 2]>,
+    /// The residual behind the layer is multiplied by this.
+    pub output_scale: f32,
     /// Which of [`Weights::rotations`] it has, if any.
     pub rotation: Option<usize>,
     /// `[ffn]`, or no bytes.
@@ -144,6 +147,8 @@ pub struct LayerWeights {
     pub expert_biases: [Buffer; 2],
     /// Gate, up and down of a mixture's shared expert, as a slot has those of another.
     pub shared: Option<[Buffer; 3]>,
+    /// Where it has norms of its own: of what it reads, of what it makes, and of what the others make.
+    pub shared_norms: Option<[[Buffer; 2]; 3]>,
 }
 
 impl LayerWeights {
@@ -195,6 +200,7 @@ impl Weights {
                     Some([attention, ffn]) => Some([allocator.norm(attention)?, allocator.norm(ffn)?]),
                     None => None,
                 },
+                output_scale: layer.output_scale,
                 rotation: rotations.iter().position(|rotation| c.attention(l).is_some_and(|a| a.rotary == *rotation)),
                 up_bias: allocator.numbers(&layer.up_bias)?,
                 sinks: allocator.numbers(&layer.sinks)?,
@@ -209,6 +215,12 @@ impl Weights {
                     .filter(|_| !c.neurons_inside())
                     .map(|shared| allocator.expert(&shared.ffn))
                     .transpose()?,
+                shared_norms: match layer.ffn.shared().and_then(|shared| shared.norms.as_ref()) {
+                    Some(SharedNorms { input, output, experts }) => {
+                        Some([allocator.norm(input)?, allocator.norm(output)?, allocator.norm(experts)?])
+                    }
+                    None => None,
+                },
             })
         };
         let layers = model.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;

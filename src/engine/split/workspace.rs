@@ -41,11 +41,13 @@ pub struct DeviceWorkspace {
     pub angles: Buffer,
     /// The output of a layer's attention or FFN that is normed before it is added to the residual, `[n, hidden]`; no bytes where none is.
     pub output_sum: Buffer,
+    /// What a shared expert with norms of its own reads, then what it makes, `[n, hidden]`; no bytes without one.
+    pub beside: Buffer,
 }
 
 impl DeviceWorkspace {
     /// Bytes of each, in their order, for chunks of up to `chunk` tokens.
-    fn sizes(c: &ModelConfig, chunk: usize) -> [usize; 13] {
+    fn sizes(c: &ModelConfig, chunk: usize) -> [usize; 14] {
         // Of a mixture's chunk all tokens' experts add to the same output.
         let whole = c.form.experts.filter(|experts| !experts.by_neuron);
         let of_chunks = if whole.is_some() { 0 } else { c.neurons() };
@@ -64,6 +66,7 @@ impl DeviceWorkspace {
             chunk * 8,
             chunk * angles(c) * 4,
             if c.form.norms.after() { chunk * c.hidden * 4 } else { 0 },
+            if c.has_normed_shared() { chunk * c.hidden * 4 } else { 0 },
         ]
     }
 
@@ -93,6 +96,7 @@ impl DeviceWorkspace {
             positions: next()?,
             angles: next()?,
             output_sum: next()?,
+            beside: next()?,
         })
     }
 }
@@ -252,7 +256,7 @@ pub struct ExpertSplit {
     /// Slot and weight of each chosen expert ([`ExpertFfn::chosen`]), as the device reads them, and behind them the same of the shared one; where
     /// they are packed by neuron, the choice of [`crate::device::SparseFfn::input`].
     pub chosen: PinnedBuffer,
-    /// The residual when the layer began, `[n, hidden]`, for routers that read it; else nothing.
+    /// The residual that routers read, `[n, hidden]`; nothing where they read what the experts read.
     pub layer_input: PinnedBuffer,
     /// How many tokens of a prompt have each expert, `[experts]`.
     pub counts: Vec<u32>,
@@ -273,7 +277,7 @@ impl ExpertSplit {
     /// Words of `chosen` and `layer_input`.
     fn words(c: &ModelConfig, chunk: usize) -> [usize; 2] {
         c.form.experts.map_or([0, 0], |experts| {
-            let reads = if experts.reads == RouterInput::Layer { chunk * c.hidden } else { 0 };
+            let reads = if experts.reads == RouterInput::FfnNorm { 0 } else { chunk * c.hidden };
             [ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(chunk, c).choice), reads]
         })
     }

@@ -107,7 +107,7 @@ fn linear(c: &mut Case<'_>) -> Result<Vec<u32>> {
 
 fn add(c: &mut Case<'_>) -> Result<Vec<u32>> {
     let (from, to) = (c.x()?, c.x()?);
-    c.bench.launch(&Call::Add(Add { count: c.n * HIDDEN, from: from.into(), to: to.into() }))?;
+    c.bench.launch(&Call::Add(Add { count: c.n * HIDDEN, from: from.into(), to: to.into(), scale: 0.75 }))?;
     c.bench.get(to)
 }
 

@@ -194,7 +194,7 @@ pub fn launching(device: &mut dyn Device) -> Result<Launching> {
         let (cols, bias, x, then) = (hidden, none, x.into(), Then::Store);
         Call::Linear(Linear { quant, rows, cols, n, weights, bias, x, out: out.into(), stride: rows, then })
     };
-    let add = |from: Buffer| Call::Add(Add { count: hidden, from: from.into(), to: room.into() });
+    let add = |from: Buffer| Call::Add(Add { count: hidden, from: from.into(), to: room.into(), scale: 1.0 });
     let (kind, activation, activation_threshold, up_bias, min_scores) =
         (Ffn::Gated, Activation::Silu, 0.0, none, [0.0; 2]);
     let select = Select { ffn, n, slots, min_scores, bucket, scores: scores.into(), masks: room.into() };

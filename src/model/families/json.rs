@@ -212,6 +212,7 @@ impl<'a> Fields<'a> {
             form: LayerForm { widths, windowed, ..LayerForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
+            logit_cap: 0.0,
         })
     }
 

@@ -159,6 +159,7 @@ impl Keys<'_> {
             form: LayerForm { widths, ..LayerForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
+            logit_cap: 0.0,
         })
     }
 
@@ -167,6 +168,10 @@ impl Keys<'_> {
         let key = "attention.head_count_kv";
         let Ok(Some(heads)) = self.gguf.metadata.i32s(&format!("{}.{key}", self.arch)) else { return self.size(key) };
         let most = heads.iter().copied().max().unwrap_or(0).max(0);
+        // It reads the list itself.
+        if self.arch == "gemma4" {
+            return Ok(Some(most as usize));
+        }
         let may_have_none =
             ["lfm2", "nemotron_h", "qwen35", "qwen3next"].iter().any(|arch| self.arch.starts_with(arch));
         if heads.iter().any(|&other| other != most && !(may_have_none && other == 0)) {

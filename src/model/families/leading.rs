@@ -92,7 +92,7 @@ impl Beside {
     fn of(self, config: ModelConfig) -> ModelConfig {
         let [count, used] = self.groups;
         let groups = (count > 1).then_some(Groups { count, used });
-        let shared = (self.shared > 0).then_some(SharedForm { width: self.shared, weighted: false });
+        let shared = (self.shared > 0).then_some(SharedForm { width: self.shared, weighted: false, normed: false });
         let with = |experts| Experts { groups, shared, scale: self.scale, ..experts };
         let layers: Vec<usize> = (0..self.leading.min(config.layers)).collect();
         let own = match layers.is_empty() {

@@ -9,6 +9,7 @@ mod ernie4_5;
 mod falcon;
 mod family;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod gpt_oss;
 mod json;
@@ -42,7 +43,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 40] = [
+const FAMILIES: [Family; 43] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -70,6 +71,9 @@ const FAMILIES: [Family; 40] = [
     gpt_oss::DIRECTORY,
     gemma3::FAMILY,
     gemma3::TEXT,
+    gemma4::FAMILY,
+    gemma4::TEXT,
+    gemma4::ASSISTANT,
     glm4::FAMILY,
     glm4::DIRECTORY,
     lfm2::FAMILY,

@@ -16,10 +16,12 @@ pub struct Names {
     /// Names behind the number of a layer, in the order of [`Role`]: norm of attention, q, k, v, output, norm of the FFN, gate, up, down.
     /// Empty where a family has none; q, k and v are the same where they are one tensor.
     pub inside: [&'static str; 9],
-    /// The same for the roles from the norm of queries to what a head's values are multiplied by ([`Names::with`]).
-    pub more: [&'static str; 18],
+    /// The same for the roles from the norm of queries to that of what a layer's own numbers add ([`Names::with`]).
+    pub more: [&'static str; 27],
     /// The same for the shared expert's gate, up, down and router row.
     pub shared: [&'static str; 4],
+    /// Outside the layers, what makes each layer's own numbers of a token: table, projection, norm. Empty where a family has none.
+    pub per_layer: [&'static str; 3],
     /// The experts' tensors of a layer.
     pub experts: ExpertNames,
     /// How the rows of queries, keys and values stand in these tensors.
@@ -90,13 +92,14 @@ pub const LLAMA: Names = Names {
         "mlp.up_proj",
         "mlp.down_proj",
     ],
-    more: [""; 18],
+    more: [""; 27],
     shared: [
         "mlp.shared_expert.gate_proj",
         "mlp.shared_expert.up_proj",
         "mlp.shared_expert.down_proj",
         "mlp.shared_expert_gate",
     ],
+    per_layer: [""; 3],
     experts: ExpertNames {
         each: [["mlp.experts.", ".gate_proj"], ["mlp.experts.", ".up_proj"], ["mlp.experts.", ".down_proj"]],
         all: ["", "", "mlp.experts.down_proj"],
@@ -137,8 +140,18 @@ pub const GGUF: Names = Names {
         "ssm_a",
         "ssm_norm",
         "ssm_d",
+        "layer_output_scale",
+        "ffn_gate_inp.scale",
+        "ffn_down_exps.scale",
+        "",
+        "post_ffw_norm_1",
+        "post_ffw_norm_2",
+        "inp_gate",
+        "proj",
+        "post_norm",
     ],
     shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"],
+    per_layer: ["per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"],
     experts: ExpertNames {
         each: [["ffn_gate.", ""], ["ffn_up.", ""], ["ffn_down.", ""]],
         all: ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
@@ -177,6 +190,11 @@ impl Names {
         self
     }
 
+    /// The same with names for what makes each layer's own numbers of a token.
+    pub const fn with_per_layer(self, per_layer: [&'static str; 3]) -> Names {
+        Names { per_layer, ..self }
+    }
+
     /// These names with the prefix that a Hugging Face directory has; as they are where it has none of those that are known.
     pub fn with_prefix_of(mut self, tensors: &Tensors) -> Names {
         let has = |name: String| tensors.get(&format!("{name}.weight")).is_some();
@@ -196,6 +214,10 @@ impl Names {
         match index.checked_sub(self.outside.len()) {
             None if role == Role::Head => self.outside[index].into(),
             None => format!("{}{}", self.outer, self.outside[index]),
+            Some(i) if i >= self.inside.len() + self.more.len() + self.shared.len() => {
+                let first = self.inside.len() + self.more.len() + self.shared.len();
+                format!("{}{}", self.outer, self.per_layer[i - first])
+            }
             Some(i) => {
                 let inside =
                     self.inside.iter().chain(&self.more).chain(&self.shared).nth(i).expect("a name for each role");

@@ -256,7 +256,7 @@ fn no_latent(size: Option<usize>) -> Result<(), String> {
 /// A mixture with these groups, this scale of weights and a shared expert of so many neurons.
 fn with_router(config: ModelConfig, [count, used]: [usize; 2], scale: f32, shared: usize) -> ModelConfig {
     let groups = (count > 1).then_some(Groups { count, used });
-    let shared = (shared > 0).then_some(SharedForm { width: shared, weighted: false });
+    let shared = (shared > 0).then_some(SharedForm { width: shared, weighted: false, normed: false });
     let with = |experts| Experts { groups, shared, scale, ..experts };
     ModelConfig { form: LayerForm { experts: config.form.experts.map(with), ..config.form }, ..config }
 }

@@ -57,6 +57,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
         form: LayerForm::default(),
         embedding_scale: 1.0,
         logit_scale: 1.0,
+        logit_cap: 0.0,
     })
 }
 

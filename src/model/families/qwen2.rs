@@ -56,7 +56,11 @@ fn mixture_gguf(k: &Keys) -> Result<ModelConfig> {
 
 /// The same mixture with a shared expert of so many neurons, whose output has a weight.
 pub(super) fn with_shared(mut config: ModelConfig, width: usize) -> ModelConfig {
-    config.form.experts.iter_mut().for_each(|experts| experts.shared = Some(SharedForm { width, weighted: true }));
+    config
+        .form
+        .experts
+        .iter_mut()
+        .for_each(|experts| experts.shared = Some(SharedForm { width, weighted: true, normed: false }));
     config
 }
 

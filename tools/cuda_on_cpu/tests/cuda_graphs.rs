@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 const WORDS: usize = 64;
 
 fn add(count: usize, from: Buffer, to: Buffer) -> Call {
-    Call::Add(Add { count, from: from.into(), to: to.into() })
+    Call::Add(Add { count, from: from.into(), to: to.into(), scale: 1.0 })
 }
 
 /// What is copied in, added to `sums` as often as is said, and copied out.
@@ -38,7 +38,7 @@ impl Sequence {
         // SAFETY: the tests keep both until they have synchronised.
         unsafe { device.copy_in(Stream::Compute, input.as_ptr().cast(), count * 4, *term, 0) };
         (0..times).for_each(|_| {
-            device.launch(Stream::Compute, &Call::Add(Add { count, from: (*term).into(), to }));
+            device.launch(Stream::Compute, &Call::Add(Add { count, from: (*term).into(), to, scale: 1.0 }));
         });
         // SAFETY: as above.
         unsafe { device.copy_out(Stream::Compute, *sums, to.at, output.as_mut_ptr().cast(), count * 4) };

@@ -58,8 +58,9 @@ fn sums_are_those_of_f32() {
         let (from, to) = (normal(&mut rng, count), normal(&mut rng, count));
         let mut memory = Memory::default();
         let (from_at, to_at) = (memory.put(&from), memory.put(&to));
-        memory.call(&Call::Add(Add { count, from: from_at.into(), to: to_at.into() }));
-        let truth: Vec<f32> = from.iter().zip(&to).map(|(a, b)| a + b).collect();
+        let scale = [1.0, 0.3][count % 2];
+        memory.call(&Call::Add(Add { count, from: from_at.into(), to: to_at.into(), scale }));
+        let truth: Vec<f32> = from.iter().zip(&to).map(|(a, b)| (a + b) * scale).collect();
         assert_eq!(memory.get::<f32>(to_at), truth);
         assert_eq!(memory.get::<f32>(from_at), from);
     }
