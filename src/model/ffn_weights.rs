@@ -224,7 +224,11 @@ impl ExpertWeights {
     /// The rows of a neuron of experts that are packed by neuron, as if they lay one after the other: their types and bytes.
     pub fn neuron_layout(&self) -> BlockLayout {
         let first = &self.experts[0];
-        BlockLayout::mixed(&first.parts().map(|part| part.quant).collect::<Vec<_>>(), first.down.cols)
+        let ([gate_or_up, up], down) = (first.input_quants(), first.down.quant);
+        match first.input.parts().len() {
+            1 => BlockLayout::mixed(&[up, down], first.down.cols),
+            _ => BlockLayout::mixed(&[gate_or_up, up, down], first.down.cols),
+        }
     }
 
     /// Why a device cannot compute these experts, of a model of so many numbers a token; `None` if it can.

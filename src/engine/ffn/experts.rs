@@ -126,7 +126,8 @@ pub fn experts(
             gate_and_up(compute.again(), chosen, input, tasks, products, ups);
             // The others' rows are taken one by one, for which few columns are there already.
             let rows_alone = |number: usize| {
-                let (group, up) = (&groups[number], &chosen.expert(&groups[number]).input.parts()[1]);
+                let group = &groups[number];
+                let up = chosen.expert(group).input.parts().get(1)?;
                 let has_rows = kernels.form(up.quant, group.tokens) == ManyForm::Rows;
                 (lists(group) && !firing.is_scaled(number) && !has_rows).then_some(true)
             };
