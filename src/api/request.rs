@@ -334,7 +334,7 @@ impl Plan {
         let form = self.forms()?;
         let Plan { talk: Talk { tools, reading, .. }, stream, usage, n: per_prompt, .. } = self;
         let reading = Arc::new(reading);
-        let (created, echo) = (crate::clock::unix_seconds(), Value::Null);
+        let (created, echo) = (crate::clock::unix_seconds(), Arc::new(Value::Null));
         let answer = Answer { wire, id, created, model: model.clone(), reading, usage: stream && usage, echo };
         let unenforced = tools.map_or(Vec::new(), |tools| tools.left_out);
         Ok(Prepared { per_prompt, jobs, answer, stream, form, unenforced })

@@ -3,6 +3,7 @@
 use super::reader::Part;
 use crate::generation::{Done, Reason};
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// What all objects of one answer have in common.
 #[derive(Clone, Debug)]
@@ -14,7 +15,7 @@ pub struct Response {
     /// The model's name.
     pub model: String,
     /// What is repeated of the request, by the names of its fields.
-    pub echo: Value,
+    pub echo: Arc<Value>,
 }
 
 impl Response {

@@ -224,7 +224,7 @@ impl Generates for ResponsesRequest {
         let jobs = plan.jobs(*client, prompt, max_tokens, None, whole);
         let auto = json!("auto");
         let mut prepared = plan.prepared(Wire::Responses, format!("resp_{id}"), model, jobs)?;
-        prepared.answer.echo = json!({
+        prepared.answer.echo = Arc::new(json!({
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "temperature": self.temperature,
@@ -232,7 +232,7 @@ impl Generates for ResponsesRequest {
             "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true),
             "tools": echoed["tools"],
             "tool_choice": if echoed["tool_choice"].is_null() { &auto } else { &echoed["tool_choice"] },
-        });
+        }));
         Ok(prepared)
     }
 }
