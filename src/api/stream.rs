@@ -163,7 +163,7 @@ impl Answer {
 
     fn response(&self) -> Response {
         let Answer { id, created, model, echo, .. } = self;
-        Response { id: id.clone(), created: *created, model: model.name.clone(), echo: echo.clone() }
+        Response { id: id.clone(), created: *created, model: model.clone(), echo: echo.clone() }
     }
 
     fn chunk(&self, choice: Value) -> Value {

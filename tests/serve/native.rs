@@ -140,6 +140,8 @@ fn thoughts_come_apart_from_the_answer_and_the_template_is_told_how_much_to_thin
         (&json!("reasoning"), &json!("reasoning_text")),
         "{whole}"
     );
+    let counted = whole["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    assert!((1..=12).contains(&counted), "{whole}");
     ask["stream"] = true.into();
     let stream = daemon.post(RESPONSES, &ask).text();
     let mut kinds: Vec<&str> = stream.lines().filter_map(|line| line.strip_prefix("event: response.")).collect();
