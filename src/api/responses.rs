@@ -284,7 +284,7 @@ impl ResponsesRequest {
 /// The items of a request as messages of a chat: calls and thoughts belong to the assistant's message that they stand beside.
 fn said(items: Vec<InputItem>) -> Result<Vec<ChatMessage>, ApiError> {
     let mut said: Vec<ChatMessage> = Vec::with_capacity(items.len());
-    let mut thought = None;
+    let mut thought: Option<String> = None;
     for (i, item) in items.into_iter().enumerate() {
         let kind = item.kind.as_deref().unwrap_or("message").to_owned();
         let message =
@@ -314,7 +314,8 @@ fn said(items: Vec<InputItem>) -> Result<Vec<ChatMessage>, ApiError> {
                     Some(TextOr::List(parts)) if !parts.is_empty() => parts,
                     _ => item.summary.unwrap_or_default(),
                 };
-                let texts: Vec<String> = parts.into_iter().filter_map(|part| part.text).collect();
+                let before = thought.take().into_iter();
+                let texts: Vec<String> = before.chain(parts.into_iter().filter_map(|part| part.text)).collect();
                 thought = (!texts.is_empty()).then(|| texts.join("\n\n"));
             }
             _ => {
@@ -328,4 +329,17 @@ fn said(items: Vec<InputItem>) -> Result<Vec<ChatMessage>, ApiError> {
         }
     }
     Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thoughts_that_follow_each_other_are_those_of_one_message() {
+        let thought = |text: &str| json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]});
+        let items = json!([thought("a"), {"type": "reasoning", "summary": []}, thought("b"), {"role": "assistant", "content": "x"}]);
+        let messages = said(serde_json::from_value(items).unwrap()).unwrap();
+        assert_eq!((messages.len(), messages[0].reasoning_content.as_deref()), (1, Some("a\n\nb")));
+    }
 }
