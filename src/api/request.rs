@@ -84,14 +84,6 @@ pub fn parse_with<T: DeserializeOwned>(body: &[u8], fields: &[&str], unknown: &U
     Ok(request)
 }
 
-/// Refuses the first field that is to be refused, with the reason.
-///
-/// # Errors
-/// 400 that names the field.
-pub fn refuse<const N: usize>(refused: [(&str, bool, &str); N]) -> Result<(), ApiError> {
-    refused.into_iter().find(|(_, is, _)| *is).map_or(Ok(()), |(field, _, why)| Err(ApiError::field(field, why)))
-}
-
 /// Options of a streamed answer.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct StreamOptions {

@@ -3,11 +3,11 @@
 
 use super::chat::effort;
 use super::dialogue::Dialogue;
-use super::error::ApiError;
+use super::error::{ApiError, refuse};
 use super::fields::{Item, TextOr};
 use super::messages::{CalledFunction, ChatMessage, ContentPart, PastCall};
 use super::model::ServedModel;
-use super::request::{Asker, Common, Generates, JsonSchema, ResponseFormat, refuse, room};
+use super::request::{Asker, Common, Generates, JsonSchema, ResponseFormat, room};
 use super::stream::{Prepared, Wire};
 use super::tools::{Tools, check_name};
 use super::unknown::{Given, open_object};
