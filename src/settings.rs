@@ -83,7 +83,7 @@ pub const KEYS: [Key; 42] = [
         Kind::Choice(&["refuse", "ignore"]),
         "\"refuse\"",
         true,
-        "fields of requests that are not known: refuse, or ignore (logged once per client and field)",
+        "unknown fields of chats, completions, responses and embeddings: refuse, or ignore (logged once per client and field)",
     ),
     key(
         "serve.ui",

@@ -6,6 +6,7 @@ use dynamicinfer::api::call_grammar::NativeCalls;
 use dynamicinfer::api::json_scan::Keys;
 use dynamicinfer::api::probe::{CallHabits, Probe, thoughts_of};
 use dynamicinfer::api::reader::{Callable, Part, Reader, Reading, Thoughts};
+use dynamicinfer::api::schema_parts::reroot;
 use dynamicinfer::generation::{Grammar, Grammars, style};
 use dynamicinfer::tokenizer::chat_template::{Input, render_in_process};
 use serde_json::{Value, json};
@@ -182,14 +183,188 @@ fn schema() -> Value {
     json!({"anyOf": callable().into_iter().map(form).collect::<Vec<_>>()})
 }
 
+/// A text of a format as a grammar has it.
+fn literal(text: &str) -> String {
+    if text.is_empty() { String::new() } else { Value::from(text).to_string() }
+}
+
 /// A grammar of the small vocabulary, whose first tokens are the bytes.
 fn grammar(template: &str, begun: bool, parallel: bool) -> Grammar {
     let format = habits(template).unwrap().format;
     let native = NativeCalls { format, callable: callable(), parallel };
-    let literal = |text: &str| if text.is_empty() { String::new() } else { Value::from(text).to_string() };
-    let lark = native.lark(&schema(), 2, begun, &literal, &style(false));
+    let (lark, not_held) = native.lark(&schema(), 2, begun, &literal, &style(false));
+    assert!(not_held.is_empty());
     let grammar = Grammars::small().unwrap().lark(lark.clone()).unwrap_or_else(|why| panic!("{why}\n{lark}"));
     if begun { grammar.after(&native.trigger()) } else { grammar }
+}
+
+/// The grammar of a call of function `f`, whose arguments have this schema, as Qwen3.5 writes it; and the places that it does not hold.
+fn between_marks(arguments: &Value, literal: &dyn Fn(&str) -> String) -> (Grammar, Vec<String>) {
+    let callable = vec![Callable { name: "f".into(), arguments: arguments.clone() }];
+    let native = NativeCalls { format: habits(XML).unwrap().format, callable, parallel: false };
+    let mut arguments = arguments.clone();
+    reroot(&mut arguments, "#/properties/arguments");
+    let form = json!({"type": "object", "properties": {"name": {"const": "f"}, "arguments": arguments}});
+    let (lark, not_held) = native.lark(&form, 1, false, literal, &style(false));
+    let grammar = Grammars::small().unwrap().lark(lark.clone()).unwrap_or_else(|why| panic!("{why}\n{lark}"));
+    (grammar, not_held.iter().map(|way| way[2..].join("/")).collect())
+}
+
+/// The call of function `f` with these arguments, as Qwen3.5 writes it.
+fn written(arguments: &[(&str, &str)]) -> String {
+    let argument = |(key, value): &(&str, &str)| format!("<parameter={key}>\n{value}\n</parameter>\n");
+    let arguments: String = arguments.iter().map(argument).collect();
+    format!("<tool_call>\n<function=f>\n{arguments}</function>\n</tool_call>")
+}
+
+#[test]
+fn arguments_between_marks_are_kept_to_all_of_their_schema() {
+    type Calls<'a> = &'a [&'a [(&'a str, &'a str)]];
+    let one = |name: &str, schema: Value| json!({"properties": {name: schema}, "required": [name], "additionalProperties": false});
+    let long = "x".repeat(1024);
+    let cases: [(Value, Calls<'_>, Calls<'_>); 14] = [
+        // Its names stand behind a reference.
+        (
+            json!({"$ref": "#/$defs/a", "$defs": {"a": one("city", json!({"$ref": "#/$defs/c"})), "c": {"type": "string", "enum": ["Rome"]}}}),
+            &[&[("city", "Rome")]],
+            &[&[], &[("city", "Oslo")], &[("town", "Rome")]],
+        ),
+        // Names that the schema does not list.
+        (
+            json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}}),
+            &[&[], &[("a", "x"), ("b", "1"), ("ab", "2")], &[("b", "1")]],
+            &[&[("b", "x")], &[("b", "1"), ("a", "x")], &[("a", "x"), ("a", "1")]],
+        ),
+        (json!({"type": "object"}), &[&[], &[("x", "any thing"), ("y", "1")]], &[&[("x>y", "1")]]),
+        (json!({"type": "object", "required": ["a"]}), &[&[("a", "1"), ("b", "2")]], &[&[], &[("b", "2")]]),
+        // In the schema's order, each once, and none that is required is left out.
+        (
+            json!({"properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {}}, "required": ["b"]}),
+            &[&[("b", "1")], &[("a", "x"), ("b", "1"), ("c", "[2]")]],
+            &[&[], &[("a", "x")], &[("b", "1"), ("b", "2")], &[("b", "1"), ("a", "x")], &[("b", "1"), ("d", "x")]],
+        ),
+        // The library does not decode names in pointers.
+        (one("a/b~c", json!({"type": "integer"})), &[&[("a/b~c", "1")]], &[&[("a/b~c", "x")]]),
+        (one("%20\"", json!({"type": "boolean"})), &[&[("%20\"", "true")]], &[&[("%20\"", "1")]]),
+        (
+            one("$ref", json!({"anyOf": [{"type": "integer"}, {"$ref": "#"}]})),
+            &[&[("$ref", "{\"$ref\": 1}")]],
+            &[&[("$ref", "x")]],
+        ),
+        // No value fits the one, and so it is never there.
+        (
+            json!({"properties": {"a": {"type": "string", "enum": []}, "b": false, "c": {"type": "string", "enum": ["", "x"]}}, "additionalProperties": false}),
+            &[&[], &[("c", "")], &[("c", "x")]],
+            &[&[("a", "")], &[("b", "1")], &[("c", "y")]],
+        ),
+        (one("a", json!({"type": "string", "const": "x"})), &[&[("a", "x")]], &[&[("a", "y")]]),
+        // A text is counted, and ends with the first mark.
+        (
+            one("a", json!({"type": "string", "minLength": 1, "maxLength": 3})),
+            &[&[("a", "é\n€")]],
+            &[&[("a", "")], &[("a", "four")], &[("a", "\n</parameter>")]],
+        ),
+        (one("a", json!({"type": "string", "maxLength": 1024})), &[&[("a", &long)]], &[&[("a", &format!("{long}x"))]]),
+        (one("a", json!({"type": "string"})), &[&[("a", "</parameter>\n x")]], &[&[("a", "x\n</parameter>\nx")]]),
+        // Only in quotes it can be kept to it.
+        (
+            one("a", json!({"type": "string", "pattern": "^[0-9]+$"})),
+            &[&[("a", "\"12\"")]],
+            &[&[("a", "12")], &[("a", "\"x\"")]],
+        ),
+    ];
+    for (schema, good, bad) in cases {
+        let (grammar, not_held) = between_marks(&schema, &literal);
+        assert!(not_held.is_empty(), "{schema}: {not_held:?}");
+        for call in good.iter().map(|arguments| written(arguments)) {
+            assert_eq!(allowed(grammar.clone(), &call), (call.len(), true), "{schema}: {call}");
+            // It is read as what the schema means.
+            let reading = Reading {
+                calls: Some((
+                    habits(XML).unwrap().format,
+                    vec![Callable { name: "f".into(), arguments: schema.clone() }],
+                )),
+                ..Reading::default()
+            };
+            let mut reader = Reader::new(&Arc::new(reading));
+            let parts: Vec<Part> = call.chars().flat_map(|c| reader.push(&c.to_string())).collect();
+            let arguments: String = parts[1..]
+                .iter()
+                .map(|part| if let Part::Arguments(more) = part { more.as_str() } else { panic!("{part:?}") })
+                .collect();
+            let read: Value = serde_json::from_str(&arguments).unwrap_or_else(|why| panic!("{why}: {arguments}"));
+            assert!(
+                Grammars::small().unwrap().json_schema(&schema, true).is_err() || kept(&schema, &read),
+                "{schema}: {read}"
+            );
+        }
+        for call in bad.iter().map(|arguments| written(arguments)) {
+            assert_ne!(allowed(grammar.clone(), &call), (call.len(), true), "{schema}: {call}");
+        }
+    }
+}
+
+/// Whether the grammar of a schema takes a value.
+fn kept(schema: &Value, value: &Value) -> bool {
+    let text = value.to_string().replace("\":", "\": ").replace(",\"", ", \"");
+    allowed(Grammars::small().unwrap().json_schema(schema, false).unwrap(), &text).0 == text.len()
+}
+
+#[test]
+fn what_is_not_held_between_marks_is_told() {
+    let text = json!({"type": "string", "maxLength": 1025});
+    let counted = json!({"type": "string", "minLength": 600});
+    for (schema, told) in [
+        (json!({"properties": {"a": text}}), vec!["properties/a"]),
+        (json!({"additionalProperties": text}), vec!["additionalProperties"]),
+        // The lengths of all texts together are bounded.
+        (json!({"properties": {"a": counted, "b": counted}}), vec!["properties/b"]),
+        (
+            json!({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}], "minProperties": 1}),
+            vec!["anyOf", "minProperties"],
+        ),
+        (
+            json!({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"oneOf": [{}], "properties": {"c": text}}}}),
+            vec!["$defs/a/b/oneOf", "$defs/a/b/properties/c"],
+        ),
+    ] {
+        assert_eq!(between_marks(&schema, &literal).1, told, "{schema}");
+    }
+    // Copies are bounded: what is beyond is any text.
+    let refers = (0..100).map(|i| (i.to_string(), json!({"$ref": "#/$defs/x"})));
+    let schema = json!({"properties": refers.collect::<serde_json::Map<_, _>>(), "$defs": {"x": {"type": "integer", "description": "y".repeat(20_000)}}});
+    let (grammar, not_held) = between_marks(&schema, &literal);
+    assert!((50..100).contains(&not_held.len()) && not_held.contains(&"properties/99".into()), "{not_held:?}");
+    let (good, bad) = (written(&[("0", "1"), ("99", "x")]), written(&[("0", "x")]));
+    assert_eq!((allowed(grammar.clone(), &good), allowed(grammar, &bad).0 < bad.len()), ((good.len(), true), true));
+}
+
+/// A name or a value of a client's that looked like a control token became one.
+#[test]
+fn no_text_of_a_client_is_a_control_token() {
+    let schema = json!({"properties": {"<|x|>": {"type": "string", "enum": ["<|x|>"]}}, "required": ["<|x|>"], "additionalProperties": false});
+    let format_only = |text: &str| {
+        assert!(!text.contains("<|x|>"), "{text}");
+        literal(text)
+    };
+    let call = written(&[("<|x|>", "<|x|>")]);
+    assert_eq!(allowed(between_marks(&schema, &format_only).0, &call), (call.len(), true));
+}
+
+/// A text before a control token ended nowhere, if the format has white space between them.
+#[test]
+fn a_text_ends_before_a_mark_that_is_a_control_token() {
+    let token = |text: &str| match text.split_once("</parameter>") {
+        Some((before, behind)) => format!("{} <[299]> {}", literal(before), literal(behind)),
+        None => literal(text),
+    };
+    let (mut grammar, _) = between_marks(&json!({"properties": {"a": {"type": "string"}}, "required": ["a"]}), &token);
+    for &byte in b"<tool_call>\n<function=f>\n<parameter=a>\nx\n" {
+        grammar.accept(u32::from(byte), &[byte]).unwrap();
+    }
+    let mut logits = vec![0.0; 300];
+    grammar.mask(&mut logits).unwrap();
+    assert!(logits[299] == 0.0 && logits[usize::from(b'y')] == 0.0);
 }
 
 /// How much of a text the grammar allows, and whether it is complete behind it.

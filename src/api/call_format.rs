@@ -1,9 +1,10 @@
 //! How a model writes calls of functions: the texts around a call's name and arguments.
 
 use super::json_scan::Keys;
+use serde::{Deserialize, Serialize};
 
 /// How calls are written in an answer. White space between words of these texts is optional when an answer is read.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct CallFormat {
     /// Before the first call. Empty, or `[`: only an answer that begins with a call has any.
     pub open: String,
@@ -16,7 +17,7 @@ pub struct CallFormat {
 }
 
 /// A call's name and arguments.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Body {
     /// A JSON object that has both.
     Object(Keys),
@@ -69,6 +70,30 @@ impl CallFormat {
         [self.open.as_str(), self.close.as_str()].into_iter().chain(self.join.as_deref()).chain(within)
     }
 
+    /// Whether `text`, behind an argument, ends the call: what follows the last call begins, or what comes between two.
+    pub fn ends(&self, text: &str) -> Match {
+        let ends = [Some(&self.close), self.join.as_ref()].into_iter().flatten().map(|end| words(end));
+        any(ends.filter(|end| !end.is_empty()).map(|end| begins(text, &end)))
+    }
+
+    /// Whether the mark behind a value, of so many bytes at byte `at` of `text`, is one: it is written exactly as it should be, or another
+    /// argument or the call's end follows. A value may have the mark in it. With the bytes of the mark and its white space.
+    pub fn ends_value(&self, text: &str, at: usize, bytes: usize) -> Match {
+        let Body::Parameters { before_key, after_value, .. } = &self.body else { return Match::None };
+        let mark = after_value.trim_start();
+        let exact = text[..at].ends_with(&after_value[..after_value.len() - mark.len()]);
+        match &text[at..] {
+            there if exact && there.starts_with(mark) => return Match::Whole(mark.len()),
+            there if exact && mark.starts_with(there) => return Match::Begun,
+            _ => {}
+        }
+        let behind = &text[at + bytes..];
+        match any([begins(behind, &words(before_key)), self.ends(behind)].into_iter()) {
+            Match::Whole(_) => Match::Whole(bytes),
+            other => other,
+        }
+    }
+
     /// Whether only an answer that begins with a call has any: nothing marks a call within a text.
     pub fn is_bare(&self) -> bool {
         matches!(&self.opening()[..], [] | [_]) && matches!(self.open.trim(), "" | "[")
@@ -91,6 +116,15 @@ pub enum Match {
     None,
 }
 
+/// The most that any of these is.
+fn any(found: impl Iterator<Item = Match>) -> Match {
+    found.fold(Match::None, |most, one| match (most, one) {
+        (Match::Whole(bytes), _) | (_, Match::Whole(bytes)) => Match::Whole(bytes),
+        (Match::Begun, _) | (_, Match::Begun) => Match::Begun,
+        _ => Match::None,
+    })
+}
+
 /// Looks for `words` at the beginning of `text`, with any white space before each.
 pub fn begins(text: &str, words: &[String]) -> Match {
     let mut at = 0;
@@ -106,14 +140,26 @@ pub fn begins(text: &str, words: &[String]) -> Match {
     Match::Whole(at)
 }
 
-/// Where `text` has `word`, or where its end may be the beginning of `word`; `None` if nowhere.
-pub fn find(text: &str, word: &str) -> Option<(usize, bool)> {
-    if let Some(at) = text.find(word) {
-        return Some((at, true));
+/// The first place at or behind byte `from` where `text` has `words` in sequence, and how many bytes they take; or where they may be once it
+/// goes on ([`Match::Begun`]). Without either, its end.
+pub fn find(text: &str, from: usize, words: &[String]) -> (usize, Match) {
+    let Some(first) = words.first() else { return (text.len(), Match::None) };
+    let mut at = from;
+    loop {
+        // What may be the beginning of the first word is at the end of the text.
+        let end = text.len().saturating_sub(first.len() - 1).max(at);
+        let begun = || {
+            (text.ceil_char_boundary(end)..text.len())
+                .find(|i| text.is_char_boundary(*i) && first.starts_with(&text[*i..]))
+        };
+        let Some(next) = text[at..].find(first.as_str()).map(|i| at + i).or_else(begun) else {
+            return (text.len(), Match::None);
+        };
+        match begins(&text[next..], words) {
+            Match::None => at = next + text[next..].chars().next().map_or(1, char::len_utf8),
+            found => return (next, found),
+        }
     }
-    let from = text.len().saturating_sub(word.len().saturating_sub(1));
-    let mut ends = text.char_indices().map(|(at, _)| at).filter(|at| *at >= from);
-    ends.find(|at| word.starts_with(&text[*at..])).map(|at| (at, false))
 }
 
 #[cfg(test)]
@@ -134,10 +180,15 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_found_whole_or_begun_at_the_end() {
-        assert_eq!(find("x<tool>y", "<tool>"), Some((1, true)));
-        assert_eq!(find("é<to", "<tool>"), Some((2, false)));
-        assert_eq!(find("<to x", "<tool>"), None);
-        assert_eq!(find("", "<tool>"), None);
+    fn words_are_found_whole_or_begun_at_the_end_and_not_where_the_second_does_not_follow() {
+        let words = words("</a>\n<b>");
+        let found = |text: &str| find(text, 0, &words);
+        assert_eq!(found("x</a> <b>y"), (1, Match::Whole(8)));
+        assert_eq!(found("x</a>y</a><b>"), (6, Match::Whole(7)));
+        assert_eq!(found("é</"), (2, Match::Begun));
+        assert_eq!(found("</a>x</a>\n"), (5, Match::Begun));
+        assert_eq!(found("</a>x é"), ("</a>x é".len(), Match::None));
+        assert_eq!(find("</a><b></a><b>", 1, &words), (7, Match::Whole(7)));
+        assert_eq!(found(""), (0, Match::None));
     }
 }

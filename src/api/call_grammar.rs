@@ -1,16 +1,30 @@
 //! The grammar of an answer with calls in a model's own format, as llguidance's dialect of Lark.
 
+use super::arguments::{argument, is_text, resolve};
 use super::call_format::{Body, CallFormat};
 use super::reader::Callable;
-use super::schema_parts::reroot;
+use super::schema_parts::{Way, reroot};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Arguments of a function whose values are kept to their schemas; each has a copy of the function's schema. Beyond them names alone are.
-const MAX_KEPT: usize = 32;
+/// Bytes of schemas of single values in one grammar, at most: each that has references has a copy of its function's schema.
+const MAX_COPIED: usize = 512 << 10;
+/// Values with a schema of their own in one grammar, at most: each takes some 20 us to compile, and a state of the lexer.
+const MAX_KEPT: usize = 1024;
+/// Characters that are counted in one grammar, at most, for the lengths of all texts: each takes some 8 states of the lexer, of which an
+/// answer has 16,384.
+const MAX_COUNTED: u64 = 1024;
+/// JSON pointer of a call's arguments in its form.
+const ARGUMENTS: &str = "/properties/arguments";
+/// Words of a function's schema that decide which arguments there may be, and that the order of arguments does not hold.
+const NOT_HELD: [&str; 9] =
+    ["$ref", "allOf", "anyOf", "oneOf", "patternProperties", "enum", "const", "minProperties", "maxProperties"];
+/// Those of them under which there may be arguments that `properties` does not name.
+const MAY_NAME: [&str; 5] = ["$ref", "allOf", "anyOf", "oneOf", "patternProperties"];
 
 /// Calls in a model's own format.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct NativeCalls {
     /// The format.
     pub format: CallFormat,
@@ -28,9 +42,9 @@ impl NativeCalls {
         if first.starts_with(['<', '[']) || first.is_empty() { first } else { self.format.open.clone() }
     }
 
-    /// The grammar. `schema` is that of all forms, of which the first are the calls; `several`: it is a choice of them. Any other form may
-    /// take the place of the calls. `begun`: the text before has [`NativeCalls::trigger`] already. `literal` writes a text, in which
-    /// control tokens are tokens; `style` is the JSON's.
+    /// The grammar, and the ways to parts of `schema` that it does not hold. `schema` is that of all forms, of which the first are the
+    /// calls; `several`: it is a choice of them. Any other form may take the place of the calls. `begun`: the text before has
+    /// [`NativeCalls::trigger`] already. `literal` writes a text of the format, in which control tokens are tokens; `style` is the JSON's.
     pub fn lark(
         &self,
         schema: &Value,
@@ -38,8 +52,21 @@ impl NativeCalls {
         begun: bool,
         literal: &dyn Fn(&str) -> String,
         style: &Value,
-    ) -> String {
-        let mut rules = Rules { schema, several: forms > 1, literal, style, text: String::new(), count: 0 };
+    ) -> (String, Vec<Way>) {
+        let mut rules = Rules {
+            schema,
+            several: forms > 1,
+            literal,
+            style,
+            text: String::new(),
+            count: 0,
+            root: Value::Null,
+            place: String::new(),
+            kept: 0,
+            copied: 0,
+            counted: 0,
+            not_held: Vec::new(),
+        };
         let calls: Vec<String> = (0..self.callable.len()).map(|i| self.call(i, &mut rules)).collect();
         let CallFormat { open, join, close, .. } = &self.format;
         let open = if begun { open.strip_prefix(&self.trigger()).unwrap_or(open) } else { open };
@@ -47,47 +74,50 @@ impl NativeCalls {
         let more = join.as_ref().filter(|_| self.parallel).map(|join| format!("({} call)*", literal(join)));
         let mut start = format!("{open} call {} {close}", more.unwrap_or_default());
         for form in self.callable.len()..forms {
-            let other = rules.json(form, "");
+            rules.enter(form);
+            let other = rules.json("");
             let _ = write!(start, " | {other}");
         }
-        format!("start: {start}\ncall: {}\n{}", calls.join(" | "), rules.text)
+        (format!("start: {start}\ncall: {}\n{}", calls.join(" | "), rules.text), rules.not_held)
     }
 
     /// The rule of a call of function `i`.
     fn call(&self, i: usize, rules: &mut Rules<'_>) -> String {
-        const ARGUMENTS: &str = "/properties/arguments";
+        rules.enter(i);
         let Callable { name, arguments } = &self.callable[i];
+        let literal = rules.literal;
         let body = match &self.format.body {
             Body::Object(keys) => {
                 let head = format!("{{{}: {}, {}: ", json!(keys.name), json!(name), json!(keys.arguments));
-                format!("{} {} {}", (rules.literal)(&head), rules.json(i, ARGUMENTS), (rules.literal)("}"))
+                format!("{} {} {}", plain(&head), rules.json(ARGUMENTS), plain("}"))
             }
-            Body::Named { between } => {
-                format!("{} {}", (rules.literal)(&format!("{name}{between}")), rules.json(i, ARGUMENTS))
-            }
+            Body::Named { between } => format!("{} {} {}", plain(name), literal(between), rules.json(ARGUMENTS)),
             Body::Parameters { between, before_key, before_value, after_value } => {
-                let head = (rules.literal)(&format!("{name}{between}"));
-                let properties = arguments["properties"].as_object();
-                let mut values = Vec::new();
-                for (key, schema) in properties.into_iter().flatten() {
-                    let before = (rules.literal)(&format!("{before_key}{key}{before_value}"));
-                    let kept = properties.is_some_and(|all| all.len() <= MAX_KEPT);
-                    let value = match schema["type"] == "string" || !kept {
-                        true => rules.text(schema, after_value),
-                        false => {
-                            let pointer =
-                                format!("{ARGUMENTS}/properties/{}", key.replace('~', "~0").replace('/', "~1"));
-                            format!("{} {}", rules.json(i, &pointer), (rules.literal)(after_value))
-                        }
-                    };
-                    values.push(format!("{before} {value}"));
-                }
-                let values = values.iter().map(|value| rules.rule(value)).collect::<Vec<_>>();
-                if values.is_empty() { head } else { format!("{head} ({})*", values.join(" | ")) }
+                let marks = Marks {
+                    before_key: literal(before_key),
+                    before_value: literal(before_value),
+                    after_value: literal(after_value),
+                    behind_key: before_value.chars().next(),
+                };
+                format!("{} {} {}", plain(name), literal(between), rules.parameters(arguments, &marks))
             }
         };
         rules.rule(&body)
     }
+}
+
+/// A text of the request: nothing in it is a control token.
+fn plain(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// The marks around arguments, as a grammar has them.
+struct Marks {
+    before_key: String,
+    before_value: String,
+    after_value: String,
+    /// The first character behind a name.
+    behind_key: Option<char>,
 }
 
 /// The rules of a grammar, as far as they are written.
@@ -98,49 +128,162 @@ struct Rules<'a> {
     style: &'a Value,
     text: String,
     count: usize,
+    /// The root to which references of the form begin, without the other forms.
+    root: Value,
+    /// JSON pointer of the form.
+    place: String,
+    /// Values with a schema of their own so far.
+    kept: usize,
+    /// Bytes of their schemas.
+    copied: usize,
+    /// Characters that are counted.
+    counted: u64,
+    not_held: Vec<Way>,
 }
 
 impl Rules<'_> {
-    /// Adds a rule and returns its name.
-    fn rule(&mut self, body: &str) -> String {
-        self.named("", body)
+    /// The rules that follow are those of form `i`.
+    fn enter(&mut self, i: usize) {
+        if self.several {
+            self.root = json!({"anyOf": vec![json!({}); i + 1]});
+            self.root["anyOf"][i] = self.schema["anyOf"][i].clone();
+            self.place = format!("/anyOf/{i}");
+        } else {
+            self.root = self.schema.clone();
+        }
+        reroot(&mut self.root, "#/$defs/all");
     }
 
-    fn named(&mut self, attributes: &str, body: &str) -> String {
-        let name = format!("r{}", self.count);
+    /// Adds a rule and returns its name.
+    fn rule(&mut self, body: &str) -> String {
+        self.named("r", "", body)
+    }
+
+    /// Adds a rule, or a word of the lexer if `kind` is a capital letter, and returns its name.
+    fn named(&mut self, kind: &str, attributes: &str, body: &str) -> String {
+        let name = format!("{kind}{}", self.count);
         self.count += 1;
         let _ = writeln!(self.text, "{name}{attributes}: {body}");
         name
     }
 
-    /// The rule of JSON by the part of form `i` at a pointer.
-    fn json(&mut self, i: usize, pointer: &str) -> String {
-        // References begin at the root of all forms, of which the others are not needed.
-        let (mut all, form) = match self.several {
-            true => (json!({"anyOf": vec![json!({}); i + 1]}), format!("/anyOf/{i}")),
-            false => (self.schema.clone(), String::new()),
+    /// The arguments of a function between marks, in the order of its schema, then further ones where there may be any.
+    fn parameters(&mut self, arguments: &Value, marks: &Marks) -> String {
+        let all = self.schema;
+        let place = format!("{}{ARGUMENTS}", self.place);
+        let (schema, place) = resolve(all, all.pointer(&place).unwrap_or(&Value::Null), place);
+        let has = |word: &&str| schema.get(*word).is_some();
+        self.not_held.extend(NOT_HELD.iter().filter(|word| has(word)).map(|word| way(&place, &[word])));
+        let further = schema.get("additionalProperties");
+        let may_have_further = match further {
+            Some(further) => *further != false || has(&"patternProperties"),
+            None => !schema["properties"].is_object() || MAY_NAME.iter().any(has),
         };
-        if self.several {
-            all["anyOf"][i] = self.schema["anyOf"][i].clone();
+        let required: Vec<&str> =
+            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let named = schema["properties"].as_object();
+        let unnamed = required.iter().filter(|key| named.is_none_or(|named| !named.contains_key(**key)));
+        let keys: Vec<&str> =
+            named.into_iter().flat_map(|named| named.keys().map(String::as_str)).chain(unnamed.copied()).collect();
+        let Marks { before_key, before_value, .. } = marks;
+        let mut written = String::new();
+        for key in &keys {
+            let (own, must) = (schema["properties"].get(key), required.contains(key));
+            // No value fits.
+            if !must && own.is_some_and(|own| *own == false || own["enum"] == json!([])) {
+                continue;
+            }
+            let steps = if own.is_some() { &["properties", key][..] } else { &["additionalProperties"] };
+            let value = self.value(own.or(further), argument(arguments, key), way(&place, steps), marks);
+            let rule = self.rule(&format!("{before_key} {} {before_value} {value}", plain(key)));
+            let _ = write!(written, " {rule}{}", if must { "" } else { "?" });
         }
-        reroot(&mut all, "#/$defs/all");
-        let schema =
-            json!({"$ref": format!("#/$defs/all{form}{pointer}"), "$defs": {"all": all}, "x-guidance": self.style});
+        if may_have_further {
+            let behind = marks.behind_key.map_or(String::new(), |c| format!("\\x{{{:x}}}", u32::from(c)));
+            let names: Vec<String> = keys.iter().map(|key| plain(key)).collect();
+            let other = if names.is_empty() { String::new() } else { format!(" & ~({})", names.join(" | ")) };
+            let name = self.named("K", "", &format!("/[^<>\\s{behind}]+/{other}"));
+            let value = self.value(further, further, way(&place, &["additionalProperties"]), marks);
+            let rule = self.rule(&format!("{before_key} {name} {before_value} {value}"));
+            let _ = write!(written, " {rule}*");
+        }
+        written
+    }
+
+    /// A value with the mark behind it: `schema` is what it is kept to; `whole`, by which it is read, has the parts that no grammar holds, too.
+    fn value(&mut self, schema: Option<&Value>, whole: Option<&Value>, at: Way, marks: &Marks) -> String {
+        let after = &marks.after_value;
+        if let Some(text) = whole.filter(|whole| is_text(whole)) {
+            let (least, most) = (text["minLength"].as_u64().unwrap_or(0), text["maxLength"].as_u64());
+            let counted = self.counted.saturating_add(least.max(most.unwrap_or(0)));
+            if counted > MAX_COUNTED {
+                self.not_held.push(at);
+                return self.text(text, 0, None, after);
+            }
+            self.counted = counted;
+            return self.text(text, least, most, after);
+        }
+        let Some(schema) = schema.filter(|schema| **schema != true) else {
+            return self.text(&Value::Null, 0, None, after);
+        };
+        let root = if has_references(schema) { self.root.to_string().len() } else { 0 };
+        let bytes = self.copied + schema.to_string().len() + root;
+        if self.kept == MAX_KEPT || bytes > MAX_COPIED {
+            self.not_held.push(at);
+            return self.text(&Value::Null, 0, None, after);
+        }
+        (self.kept, self.copied) = (self.kept + 1, bytes);
+        format!("{} {after}", self.json_of(schema))
+    }
+
+    /// The rule of JSON by the part of the form at a pointer.
+    fn json(&mut self, pointer: &str) -> String {
+        let all = self.schema;
+        self.json_of(all.pointer(&format!("{}{pointer}", self.place)).unwrap_or(&Value::Null))
+    }
+
+    /// The rule of JSON by a part of the form, which has the same name wherever it is: the library does not decode pointers.
+    fn json_of(&mut self, part: &Value) -> String {
+        let mut parts = json!({"value": part});
+        if has_references(part) {
+            reroot(&mut parts, "#/$defs/all");
+            parts["all"] = self.root.clone();
+        }
+        let schema = json!({"$ref": "#/$defs/value", "$defs": parts, "x-guidance": self.style});
         self.rule(&format!("%json {schema}"))
     }
 
-    /// The rule of a text as it is, with the mark behind it.
-    fn text(&mut self, schema: &Value, after: &str) -> String {
-        let behind = (self.literal)(after);
-        if let Some(values) = schema["enum"].as_array().filter(|values| values.iter().all(Value::is_string)) {
-            let values: Vec<String> =
-                values.iter().filter_map(Value::as_str).map(|text| (self.literal)(text)).collect();
-            return format!("({}) {behind}", values.join(" | "));
+    /// A text as it is, of at least and at most so many characters, with the mark behind it.
+    fn text(&mut self, schema: &Value, least: u64, most: Option<u64>, after: &str) -> String {
+        let values = schema.get("const").map_or(schema["enum"].as_array().cloned(), |only| Some(vec![only.clone()]));
+        if let Some(values) = values {
+            let values: Vec<String> = values.iter().map(Value::to_string).collect();
+            return format!("({}) {after}", values.join(" | "));
         }
-        match behind.contains("<[") {
-            // A control token is no letter of a text.
-            true => format!("{} {behind}", self.rule("/(?s:.*)/")),
-            false => self.named(&format!("[suffix={behind}]"), "/(?s:.*)/"),
-        }
+        let text = match (least, most) {
+            (0, None) => "/(?s:.*)/".to_owned(),
+            (least, most) => format!("/(?s:.{{{least},{}}})/", most.map_or(String::new(), |most| most.to_string())),
+        };
+        let Ok(mark) = serde_json::from_str::<String>(after) else {
+            // A control token is no letter of a text, which may end with the white space before it.
+            let token = after.find("<[").unwrap_or(0);
+            return format!("{} {}", self.named("T", "", &text), &after[token..]);
+        };
+        // It ends with the first mark, which is none of the characters that it has to have, nor is any part of it.
+        let parts = (1..mark.len()).filter(|n| mark.is_char_boundary(*n) && mark.ends_with(&mark[..*n]));
+        let parts: String = parts.map(|n| format!(" | /(?s:.*)/ {}", plain(&mark[..mark.len() - n]))).collect();
+        let text = if least == 0 { text } else { format!("{text} & ~(/(?s:.*)/ {after} /(?s:.*)/{parts})") };
+        self.named("r", &format!("[suffix={after}]"), &text)
     }
+}
+
+/// Whether a schema refers to other parts of its root.
+fn has_references(schema: &Value) -> bool {
+    schema.to_string().contains("\"$ref\"")
+}
+
+/// The way to a part behind a JSON pointer.
+fn way(place: &str, more: &[&str]) -> Way {
+    let steps = place.split('/').skip(1).map(|step| step.replace("~1", "/").replace("~0", "~"));
+    steps.chain(more.iter().map(|step| (*step).to_owned())).collect()
 }

@@ -1,13 +1,11 @@
 //! POST /v1/chat/completions.
 
 use super::dialogue::Dialogue;
-use super::error::ApiError;
+use super::error::{ApiError, refuse};
 use super::fields::{Item, TextOr};
 use super::messages::ChatMessage;
 use super::model::ServedModel;
-use super::request::{
-    Asker, Biases, Generates, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, refuse, request, room,
-};
+use super::request::{Asker, Biases, Generates, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
 use super::tools::Tools;
 use super::unknown::Given;

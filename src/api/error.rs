@@ -105,10 +105,19 @@ pub fn malformed(error: serde_path_to_error::Error<serde_json::Error>) -> ApiErr
     ApiError { param, ..ApiError::new(400, format!("invalid request: {}", excerpt(error.into_inner().to_string()))) }
 }
 
-/// 400 for a field at this path that nothing knows; `fields` are the known names, for "did you mean".
+/// Refuses the first field that is to be refused, with the reason.
+///
+/// # Errors
+/// 400 that names the field.
+pub fn refuse<const N: usize>(refused: [(&str, bool, &str); N]) -> Result<(), ApiError> {
+    refused.into_iter().find(|(_, is, _)| *is).map_or(Ok(()), |(field, _, why)| Err(ApiError::field(field, why)))
+}
+
+/// 400 for a field at this path that nothing knows; `fields` are the names that the request itself may have, for "did you mean".
 pub fn unknown_field(path: &str, fields: &[&str]) -> ApiError {
     let name = path.rsplit('.').next().unwrap_or(path);
-    let near = crate::settings::nearest(name, fields.iter().copied());
+    // Within another field there are other names.
+    let near = crate::settings::nearest(name, fields.iter().copied().filter(|_| name == path));
     let hint = near.map_or(String::new(), |near| format!("; did you mean '{near}'?"));
     ApiError::field(excerpt(path), format!("unknown field '{}'{hint}", excerpt(name))).code("unknown_field")
 }

@@ -1,7 +1,7 @@
 //! The forms that an answer may have, as one schema: calls of functions, and the `response_format`.
 
 use super::call_grammar::NativeCalls;
-use super::error::ApiError;
+use super::error::{ApiError, unsupported};
 use super::reader::Thoughts;
 use super::schema_bounds::pointer;
 use super::schema_parts::{Way, reroot};
@@ -81,13 +81,29 @@ impl Forms {
         }
     }
 
-    /// The JSON pointer, in the request, of a part of [`Forms::schema`].
-    pub fn place(&self, way: &Way) -> String {
-        let (form, rest) = match (&self.0[..], &way[..]) {
+    /// The form that a part of [`Forms::schema`] is in, and the steps to the part from there.
+    fn of<'a>(&self, way: &'a Way) -> (Option<&Form>, &'a [String]) {
+        match (&self.0[..], &way[..]) {
             ([only], rest) => (Some(only), rest),
             (several, [_, i, rest @ ..]) => (i.parse::<usize>().ok().and_then(|i| several.get(i)), rest),
             (_, rest) => (None, rest),
-        };
+        }
+    }
+
+    /// Refuses parts of [`Forms::schema`] that calls are not kept to, if the request wants all of their form.
+    ///
+    /// # Errors
+    /// 400 with the place of the first.
+    pub fn refuse_strict(&self, not_held: &[Way]) -> Result<(), ApiError> {
+        match not_held.iter().find(|way| self.of(way).0.is_some_and(|form| form.strict == Some(true))) {
+            None => Ok(()),
+            Some(way) => Err(unsupported(format!("{} is not held in the model's own format of calls", pointer(way)))),
+        }
+    }
+
+    /// The JSON pointer, in the request, of a part of [`Forms::schema`].
+    pub fn place(&self, way: &Way) -> String {
+        let (form, rest) = self.of(way);
         let whole = if rest.is_empty() { String::new() } else { pointer(rest) };
         let inner = form.and_then(|form| Some(format!("{}{}", form.place, whole.strip_prefix(form.given)?)));
         inner.unwrap_or(whole)

@@ -1,7 +1,9 @@
 //! Reads JSON while it is written: how far a value goes, and a call's name and arguments in an object.
 
+use serde::{Deserialize, Serialize};
+
 /// The names under which an object has a call's name and arguments.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Keys {
     /// The function's name.
     pub name: String,

@@ -1,6 +1,6 @@
 //! Messages of a conversation, as requests have them and as templates know them.
 
-use super::error::ApiError;
+use super::error::{ApiError, refuse};
 use super::fields::TextOr;
 use super::model::ServedModel;
 use super::probe::{self, CallHabits};
@@ -97,7 +97,7 @@ open_object! {
 struct CallOf<'a> {
     id: &'a str,
     name: &'a str,
-    /// JSON as it was sent.
+    /// JSON as it was sent. Made into an object, it loses digits of numbers that 64 bits do not hold.
     arguments: &'a str,
 }
 
@@ -162,17 +162,14 @@ impl ChatMessage {
         let calls = self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty());
         let says = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let given = |field: Option<Given>| field.is_some_and(|field| field.0);
-        let refused = [
+        let refused = refuse([
             ("tool_calls", other && calls, "only the assistant calls functions; leave it out"),
             ("reasoning_content", other && says(&self.reasoning_content), THINKS),
             ("reasoning", other && says(&self.reasoning), THINKS),
             ("audio", given(self.audio), "audio cannot be read; send its transcript as content"),
             ("function_call", given(self.function_call), "it is obsolete; send the call in tool_calls"),
-        ];
-        refused
-            .into_iter()
-            .find(|(_, is, _)| *is)
-            .map_or(Ok(()), |(field, _, why)| Err(ApiError::field(format!("{at}.{field}"), why)))
+        ]);
+        refused.map_err(|e| ApiError { param: e.param.map(|field| format!("{at}.{field}")), ..e })
     }
 
     /// The calls that the assistant's message was, with their names checked.

@@ -1,6 +1,7 @@
 //! OpenAI's wire format: requests are made into jobs, events into answers. There is no HTTP here: the daemon uses it, and so does `chat`
 //! without a daemon.
 
+mod arguments;
 pub mod call_format;
 pub mod call_grammar;
 pub mod chat;

@@ -188,7 +188,9 @@ fn read(answer: &str, format: &CallFormat) -> Vec<String> {
     let callable = NAMES.map(|name| Callable { name: name.into(), arguments: schema.clone() });
     let reading = Reading { calls: Some((format.clone(), callable.into())), ..Reading::default() };
     let mut reader = Reader::new(&Arc::new(reading));
-    let mut parts = reader.push(answer.trim_start());
+    // Letter by letter, as an answer comes.
+    let mut parts: Vec<Part> =
+        answer.trim_start().chars().flat_map(|c| reader.push(c.encode_utf8(&mut [0; 4]))).collect();
     parts.extend(reader.end());
     let (mut names, mut said): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
     for part in parts {

@@ -1,7 +1,9 @@
 //! Reads an answer while it comes: thoughts, text, and calls of functions in the model's own format.
 
+use super::arguments::{argument, is_text};
 use super::call_format::{Body, CallFormat, Match, begins, find, words};
 use super::json_scan::{CallScan, Goes, Place, ValueScan};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -29,7 +31,7 @@ pub struct Thoughts {
 }
 
 /// A function that an answer may call.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Callable {
     /// Its name.
     pub name: String,
@@ -58,6 +60,11 @@ impl Reading {
     pub fn marks(&self) -> impl Iterator<Item = &str> {
         let calls = self.calls.iter().flat_map(|(format, _)| format.marks());
         calls.chain(self.thoughts.iter().flat_map(|marks| [marks.open.as_str(), marks.close.as_str()]))
+    }
+
+    /// Whether a function's name begins so.
+    fn may_call(&self, begin: &str) -> bool {
+        self.calls.iter().flat_map(|(_, functions)| functions).any(|function| function.name.starts_with(begin))
     }
 
     fn callable(&self, name: &str) -> Option<&Callable> {
@@ -100,6 +107,10 @@ pub struct Reader {
     state: State,
     /// What was not read yet.
     rest: String,
+    /// Bytes of it in which no mark begins that is looked for.
+    searched: usize,
+    /// Whether thoughts have begun that are not over.
+    thinks: bool,
     /// What was read of a call before its name: text, if there is no such function.
     held: String,
     /// The function that is being called.
@@ -122,6 +133,8 @@ impl Reader {
             reading: reading.clone(),
             state,
             rest: String::new(),
+            searched: 0,
+            thinks: false,
             held: String::new(),
             called: None,
             arguments: 0,
@@ -139,6 +152,12 @@ impl Reader {
 
     /// The answer has ended.
     pub fn end(&mut self) -> Vec<Part> {
+        let reading = self.reading.clone();
+        if let (State::Value { is_text }, Some((format, _))) = (&self.state, &reading.calls) {
+            let is_text = *is_text;
+            self.last_value(format, is_text);
+        }
+        let unclosed = reading.calls.as_ref().is_some_and(|(format, _)| format.close.trim().is_empty());
         let rest = std::mem::take(&mut self.rest);
         match self.state {
             State::Thought => self.say(Part::Thought, rest.trim_end()),
@@ -149,6 +168,8 @@ impl Reader {
                 self.say(Part::Text, &(held + &rest));
             }
             State::Value { is_text: true } => self.say(Part::Arguments, &quoted(&rest)),
+            // Nothing else ends such a call.
+            State::Parameter if unclosed => self.say(Part::Arguments, if self.arguments > 0 { "}" } else { "{}" }),
             _ => {}
         }
         std::mem::take(&mut self.parts)
@@ -164,6 +185,19 @@ impl Reader {
     fn go(&mut self, state: State) -> Step {
         self.state = state;
         Step::Again
+    }
+
+    /// Takes the first bytes of what was not read yet.
+    fn take(&mut self, bytes: usize) -> String {
+        self.searched = 0;
+        self.rest.drain(..bytes).collect()
+    }
+
+    /// Looks for words in what was not read yet, but not again where there were none.
+    fn find(&mut self, words: &[String]) -> (usize, Match) {
+        let found = find(&self.rest, self.searched, words);
+        self.searched = found.0;
+        found
     }
 
     fn step(&mut self) -> Step {
@@ -194,10 +228,10 @@ impl Reader {
         if let Some(marks) = self.reading.thoughts.clone() {
             match begins(&self.rest, &[marks.open]) {
                 // White space behind thoughts is no text.
-                _ if !thoughts => _ = self.rest.drain(..self.rest.len() - self.rest.trim_start().len()),
+                _ if !thoughts => _ = self.take(self.rest.len() - self.rest.trim_start().len()),
                 Match::Begun => return Step::Wait,
                 Match::Whole(bytes) => {
-                    self.rest.drain(..bytes);
+                    self.take(bytes);
                     return self.go(State::Thought);
                 }
                 Match::None => {}
@@ -217,7 +251,7 @@ impl Reader {
             Match::Whole(bytes) => {
                 // The brace is the object's.
                 let brace = usize::from(matches!(format.body, Body::Object(_)));
-                self.held = self.rest.drain(..bytes - brace).collect();
+                self.held = self.take(bytes - brace);
                 self.call(format)
             }
         }
@@ -225,23 +259,19 @@ impl Reader {
 
     fn thought(&mut self, reading: &Reading) -> Step {
         let Some(Thoughts { close, .. }) = &reading.thoughts else { return self.go(State::Text) };
-        let first = !self.parts.iter().any(|part| matches!(part, Part::Thought(_))) && self.held.is_empty();
-        if first {
-            self.rest.drain(..self.rest.len() - self.rest.trim_start().len());
+        if !self.thinks {
+            self.take(self.rest.len() - self.rest.trim_start().len());
         }
-        let (at, whole) = find(&self.rest, close).unwrap_or((self.rest.len(), false));
+        let (at, found) = self.find(std::slice::from_ref(close));
         let thought = self.rest[..at].trim_end().to_owned();
-        if !thought.is_empty() {
-            // Marks that thoughts have begun.
-            self.held = " ".into();
-        }
+        self.thinks |= !thought.is_empty();
         self.say(Part::Thought, &thought);
-        if !whole {
-            self.rest.drain(..thought.len());
+        let Match::Whole(bytes) = found else {
+            self.take(thought.len());
             return Step::Wait;
-        }
-        self.rest.drain(..at + close.len());
-        self.held.clear();
+        };
+        self.take(at + bytes);
+        self.thinks = false;
         self.go(State::Begin(false))
     }
 
@@ -255,20 +285,12 @@ impl Reader {
             self.say(Part::Text, &rest);
             return Step::Wait;
         };
-        let opening = format.opening();
-        let (at, whole) = find(&self.rest, &opening[0]).unwrap_or((self.rest.len(), false));
-        let call = if whole { begins(&self.rest[at..], &opening) } else { Match::Begun };
-        if call == Match::None {
-            let next = at + self.rest[at..].chars().next().map_or(0, char::len_utf8);
-            let text: String = self.rest.drain(..next).collect();
-            self.say(Part::Text, &text);
-            return Step::Again;
-        }
+        let (at, found) = self.find(&format.opening());
         let text = self.rest[..at].trim_end().to_owned();
         self.say(Part::Text, &text);
-        self.rest.drain(..text.len());
-        let Match::Whole(bytes) = call else { return Step::Wait };
-        self.held = self.rest.drain(..at - text.len() + bytes).collect();
+        self.take(text.len());
+        let Match::Whole(bytes) = found else { return Step::Wait };
+        self.held = self.take(at - text.len() + bytes);
         self.call(format)
     }
 
@@ -314,7 +336,7 @@ impl Reader {
                 break;
             }
         }
-        let read: String = self.rest.drain(..taken).collect();
+        let read = self.take(taken);
         if self.called.is_none() {
             self.held.push_str(&read);
             match scan.name.clone() {
@@ -349,7 +371,10 @@ impl Reader {
     fn name(&mut self, reading: &Reading, format: &CallFormat) -> Step {
         let begin = self.rest.len() - self.rest.trim_start().len();
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        let Some(length) = self.rest[begin..].find(|c| !is_part(c)) else { return Step::Wait };
+        let Some(length) = self.rest[begin..].find(|c| !is_part(c)) else {
+            let may_be = reading.may_call(&self.rest[begin..]);
+            return if may_be { Step::Wait } else { self.back_out() };
+        };
         let (name, behind) = self.rest[begin..].split_at(length);
         let name = name.to_owned();
         if reading.callable(&name).is_none() {
@@ -364,7 +389,7 @@ impl Reader {
             Match::Begun => Step::Wait,
             Match::None => self.back_out(),
             Match::Whole(bytes) => {
-                self.rest.drain(..begin + length + bytes);
+                self.take(begin + length + bytes);
                 self.announce(reading, &name);
                 self.go(next)
             }
@@ -385,7 +410,7 @@ impl Reader {
                 break;
             }
         }
-        self.rest.drain(..taken);
+        self.take(taken);
         self.arguments += arguments.len();
         self.say(Part::Arguments, &arguments);
         if over { self.ended() } else { Step::Wait }
@@ -395,14 +420,11 @@ impl Reader {
         let Body::Parameters { before_key, .. } = &format.body else { return Step::Wait };
         let key = begins(&self.rest, &words(before_key));
         if let Match::Whole(bytes) = key {
-            self.rest.drain(..bytes);
+            self.take(bytes);
             return self.go(State::Key);
         }
-        let ends = [format.join.as_ref(), Some(&format.close)].into_iter().flatten();
-        let ends: Vec<Match> = ends.map(|end| begins(&self.rest, &words(end))).collect();
-        if !ends.iter().any(|end| matches!(end, Match::Whole(_)))
-            && (key == Match::Begun || ends.contains(&Match::Begun))
-        {
+        let end = format.ends(&self.rest);
+        if !matches!(end, Match::Whole(_)) && (key == Match::Begun || end == Match::Begun) {
             return Step::Wait;
         }
         if self.arguments > 0 {
@@ -413,9 +435,7 @@ impl Reader {
 
     fn key(&mut self, reading: &Reading, format: &CallFormat) -> Step {
         let Body::Parameters { before_value, .. } = &format.body else { return Step::Wait };
-        let expected = words(before_value);
-        let Some((at, true)) = expected.first().and_then(|word| find(&self.rest, word)) else { return Step::Wait };
-        let Match::Whole(bytes) = begins(&self.rest[at..], &expected) else { return Step::Wait };
+        let (at, Match::Whole(bytes)) = self.find(&words(before_value)) else { return Step::Wait };
         // The line break belongs to the mark, which shows once something follows.
         let breaks = before_value.ends_with('\n');
         if breaks && self.rest.len() == at + bytes {
@@ -423,9 +443,9 @@ impl Reader {
         }
         let key = self.rest[..at].trim().to_owned();
         let line_break = usize::from(breaks && self.rest[at + bytes..].starts_with('\n'));
-        self.rest.drain(..at + bytes + line_break);
+        self.take(at + bytes + line_break);
         let called = self.called.as_deref().and_then(|name| reading.callable(name));
-        let is_text = called.is_some_and(|function| function.arguments["properties"][&key]["type"] == "string");
+        let is_text = called.and_then(|function| argument(&function.arguments, &key)).is_some_and(is_text);
         let before = if self.arguments == 0 { "{" } else { ", " };
         self.arguments += 1;
         self.say(Part::Arguments, &format!("{before}{}: {}", json!(key), if is_text { "\"" } else { "" }));
@@ -434,32 +454,57 @@ impl Reader {
 
     fn value(&mut self, format: &CallFormat, is_text: bool) -> Step {
         let Body::Parameters { after_value, .. } = &format.body else { return Step::Wait };
-        let expected = words(after_value);
-        let Some(first) = expected.first() else { return Step::Wait };
-        let (at, whole) = find(&self.rest, first).unwrap_or((self.rest.len(), false));
-        let breaks = after_value.starts_with('\n');
-        let value =
-            if breaks { self.rest[..at].strip_suffix('\n').unwrap_or(&self.rest[..at]) } else { &self.rest[..at] };
-        let value = value.to_owned();
-        let ends = if whole { begins(&self.rest[at..], &expected) } else { Match::Begun };
-        let Match::Whole(bytes) = ends else {
-            // A text goes on as it comes; anything else is told once it is whole.
-            if is_text {
-                self.say(Part::Arguments, &quoted(&value));
-                self.rest.drain(..value.len());
-            }
-            return Step::Wait;
+        let (at, found) = self.find(&words(after_value));
+        let end = match found {
+            Match::Whole(bytes) => format.ends_value(&self.rest, at, bytes),
+            _ => Match::Begun,
         };
+        match end {
+            Match::Whole(bytes) => {
+                self.end_value(format, is_text, at, bytes);
+                self.go(State::Parameter)
+            }
+            // It is a part of the value.
+            Match::None => {
+                self.searched = at + self.rest[at..].chars().next().map_or(0, char::len_utf8);
+                Step::Again
+            }
+            Match::Begun => {
+                // A text goes on as it comes; anything else is told once it is whole.
+                if is_text {
+                    let space = &after_value[..after_value.len() - after_value.trim_start().len()];
+                    let held = (0..=space.len()).rev().find(|n| self.rest[..at].ends_with(&space[..*n]));
+                    let text = self.take(at - held.unwrap_or(0));
+                    self.say(Part::Arguments, &quoted(&text));
+                }
+                Step::Wait
+            }
+        }
+    }
+
+    /// Tells a value that ends at byte `at`, before a mark of so many bytes.
+    fn end_value(&mut self, format: &CallFormat, is_text: bool, at: usize, bytes: usize) {
+        let Body::Parameters { after_value, .. } = &format.body else { return };
+        let space = &after_value[..after_value.len() - after_value.trim_start().len()];
+        let value = self.rest[..at].strip_suffix(space).unwrap_or(&self.rest[..at]);
         let told = match is_text {
-            true => format!("{}\"", quoted(&value)),
+            true => format!("{}\"", quoted(value)),
             false => match serde_json::from_str::<&RawValue>(value.trim()) {
                 Ok(json) => json.get().to_owned(),
                 Err(_) => json!(value).to_string(),
             },
         };
         self.say(Part::Arguments, &told);
-        self.rest.drain(..at + bytes);
-        self.go(State::Parameter)
+        self.take(at + bytes);
+    }
+
+    /// The answer has ended within a value: a mark that nothing follows ends it.
+    fn last_value(&mut self, format: &CallFormat, is_text: bool) {
+        let Body::Parameters { after_value, .. } = &format.body else { return };
+        if let (at, Match::Whole(bytes)) = self.find(&words(after_value)) {
+            self.end_value(format, is_text, at, bytes);
+            self.state = State::Parameter;
+        }
     }
 
     fn behind(&mut self, format: &CallFormat) -> Step {
@@ -470,11 +515,11 @@ impl Reader {
         let join = format.join.as_ref().map_or(Match::None, |join| begins(&self.rest, &words(join)));
         match (close, join) {
             (Match::Whole(bytes), _) => {
-                self.rest.drain(..bytes);
+                self.take(bytes);
                 self.go(State::Text)
             }
             (_, Match::Whole(bytes)) => {
-                self.held = self.rest.drain(..bytes).collect();
+                self.held = self.take(bytes);
                 self.call(format)
             }
             (Match::Begun, _) | (_, Match::Begun) => Step::Wait,
@@ -600,6 +645,68 @@ mod tests {
         assert_eq!(read(Some(llama), false, false, &text), (String::new(), String::new(), calls(&[("weather", rome)])));
     }
 
+    fn xml(close: &str) -> CallFormat {
+        let body = parameters(">\n", "<parameter=", ">\n", "\n</parameter>\n");
+        format("<tool_call>\n<function=", body, None, close)
+    }
+
+    #[test]
+    fn a_value_has_all_before_the_mark_that_ends_it() {
+        let close = "</function>\n</tool_call>";
+        for place in [
+            "a</parameter>b",
+            "</parameter>",
+            "a\n</parameter> b",
+            "\n\n",
+            "",
+            "<parameter=days>",
+            "a</parameter>\n\n</param",
+        ] {
+            let text = format!(
+                "<tool_call>\n<function=weather>\n<parameter=place>\n{place}\n</parameter>\n<parameter=days>\n2\n</parameter>\n{close} Well."
+            );
+            let arguments =
+                json!({"place": place, "days": 2}).to_string().replace("\":", "\": ").replace(",\"", ", \"");
+            assert_eq!(
+                read(Some(xml(close)), false, false, &text),
+                (String::new(), " Well.".into(), calls(&[("weather", &arguments)]))
+            );
+        }
+        // The second word of a mark need not follow the first.
+        let body = parameters("\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n<end>\n");
+        let glm = format("<tool_call>", body, None, "</tool_call>");
+        let text = "<tool_call>weather\n<arg_key>a</arg_key>b</arg_key>\n<arg_value>x</arg_value>\ny</arg_value>\n<end>\n</tool_call>";
+        let wanted = calls(&[("weather", r#"{"a</arg_key>b": "x</arg_value>\ny"}"#)]);
+        assert_eq!(read(Some(glm), false, false, text).2, wanted);
+    }
+
+    #[test]
+    fn a_call_without_a_closing_mark_ends_with_the_answer() {
+        let two =
+            "<tool_call>\n<function=weather>\n<parameter=place>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>";
+        let wanted = calls(&[("weather", r#"{"place": "Rome", "days": 2}"#)]);
+        for end in ["", "\n", "\n\n"] {
+            assert_eq!(read(Some(xml("")), false, false, &format!("{two}{end}")).2, wanted, "{end:?}");
+        }
+        assert_eq!(read(Some(xml("")), false, false, "<tool_call>\n<function=clock>\n").2, calls(&[("clock", "{}")]));
+        let more = read(Some(xml("")), false, false, &format!("{two}\nWell."));
+        assert_eq!((more.1.trim(), more.2), ("Well.", wanted));
+    }
+
+    /// Each piece had the whole value searched again: a value of 256 KiB took minutes.
+    #[test]
+    fn a_long_value_is_searched_once() {
+        let schema = json!({"properties": {"list": {"type": "array"}}});
+        let callable = vec![Callable { name: "f".into(), arguments: schema }];
+        let reading = Reading { calls: Some((xml("</function>\n</tool_call>"), callable)), ..Reading::default() };
+        let mut reader = Reader::new(&Arc::new(reading));
+        reader.push("<tool_call>\n<function=f>\n<parameter=list>\n[");
+        for _ in 0..10_000 {
+            reader.push("é<");
+            assert!(reader.rest.len() - reader.searched < 16);
+        }
+    }
+
     #[test]
     fn what_is_no_call_is_text() {
         let hermes = || Some(format("<tool_call>\n", object("name", "arguments"), None, "\n</tool_call>"));
@@ -608,6 +715,7 @@ mod tests {
             "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>",
             "<tool_call>\n{\"name\": \"weather",
             "<tool_",
+            "<tool_call>\n{\"a\": 1}",
             "x\n ",
             "{\"name\": \"weather\", \"arguments\": {}}",
         ] {

@@ -84,14 +84,6 @@ pub fn parse_with<T: DeserializeOwned>(body: &[u8], fields: &[&str], unknown: &U
     Ok(request)
 }
 
-/// Refuses the first field that is to be refused, with the reason.
-///
-/// # Errors
-/// 400 that names the field.
-pub fn refuse<const N: usize>(refused: [(&str, bool, &str); N]) -> Result<(), ApiError> {
-    refused.into_iter().find(|(_, is, _)| *is).map_or(Ok(()), |(field, _, why)| Err(ApiError::field(field, why)))
-}
-
 /// Options of a streamed answer.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct StreamOptions {
@@ -334,7 +326,7 @@ impl Plan {
         let form = self.forms()?;
         let Plan { talk: Talk { tools, reading, .. }, stream, usage, n: per_prompt, .. } = self;
         let reading = Arc::new(reading);
-        let (created, echo) = (crate::clock::unix_seconds(), Value::Null);
+        let (created, echo) = (crate::clock::unix_seconds(), Arc::new(Value::Null));
         let answer = Answer { wire, id, created, model: model.clone(), reading, usage: stream && usage, echo };
         let unenforced = tools.map_or(Vec::new(), |tools| tools.left_out);
         Ok(Prepared { per_prompt, jobs, answer, stream, form, unenforced })

@@ -1,20 +1,22 @@
 //! The objects of POST /v1/responses: whole answers, and the events of a stream.
 
+use super::model::ServedModel;
 use super::reader::Part;
 use crate::generation::{Done, Reason};
+use crate::tokenizer::Special;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// What all objects of one answer have in common.
-#[derive(Clone, Debug)]
 pub struct Response {
     /// `resp_...`
     pub id: String,
     /// When the request was accepted, in seconds since 1970.
     pub created: u64,
-    /// The model's name.
-    pub model: String,
+    /// The model that answers.
+    pub model: Arc<ServedModel>,
     /// What is repeated of the request, by the names of its fields.
-    pub echo: Value,
+    pub echo: Arc<Value>,
 }
 
 impl Response {
@@ -22,6 +24,13 @@ impl Response {
     fn item_id(&self, kind: &str, index: usize) -> String {
         let own = self.id.rsplit('_').next().unwrap_or_default();
         format!("{kind}_{own}_{index}")
+    }
+
+    /// Tokens of the thoughts in an output.
+    fn reasoning_tokens(&self, output: &[Value]) -> usize {
+        let thoughts = output.iter().filter(|item| item["type"] == "reasoning");
+        let texts = thoughts.filter_map(|item| item["content"][0]["text"].as_str());
+        texts.map(|text| self.model.tokenizer.encode(text, Special::AsText).map_or(0, |tokens| tokens.len())).sum()
     }
 }
 
@@ -33,7 +42,7 @@ fn object(of: &Response, status: &str, output: &[Value], done: Option<&Done>) ->
             "input_tokens": done.prompt_tokens,
             "input_tokens_details": {"cached_tokens": done.cached_tokens},
             "output_tokens": done.generated_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": of.reasoning_tokens(output).min(done.generated_tokens)},
             "total_tokens": done.prompt_tokens + done.generated_tokens,
         })
     });
@@ -46,7 +55,7 @@ fn object(of: &Response, status: &str, output: &[Value], done: Option<&Done>) ->
         "incomplete_details": if cut { json!({"reason": "max_output_tokens"}) } else { Value::Null },
         "instructions": null,
         "max_output_tokens": null,
-        "model": of.model,
+        "model": of.model.name,
         "output": output,
         "parallel_tool_calls": false,
         "previous_response_id": null,

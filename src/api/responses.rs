@@ -3,11 +3,11 @@
 
 use super::chat::effort;
 use super::dialogue::Dialogue;
-use super::error::ApiError;
+use super::error::{ApiError, refuse};
 use super::fields::{Item, TextOr};
 use super::messages::{CalledFunction, ChatMessage, ContentPart, PastCall};
 use super::model::ServedModel;
-use super::request::{Asker, Common, Generates, JsonSchema, ResponseFormat, refuse, room};
+use super::request::{Asker, Common, Generates, JsonSchema, ResponseFormat, room};
 use super::stream::{Prepared, Wire};
 use super::tools::{Tools, check_name};
 use super::unknown::{Given, open_object};
@@ -224,7 +224,7 @@ impl Generates for ResponsesRequest {
         let jobs = plan.jobs(*client, prompt, max_tokens, None, whole);
         let auto = json!("auto");
         let mut prepared = plan.prepared(Wire::Responses, format!("resp_{id}"), model, jobs)?;
-        prepared.answer.echo = json!({
+        prepared.answer.echo = Arc::new(json!({
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "temperature": self.temperature,
@@ -232,7 +232,7 @@ impl Generates for ResponsesRequest {
             "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true),
             "tools": echoed["tools"],
             "tool_choice": if echoed["tool_choice"].is_null() { &auto } else { &echoed["tool_choice"] },
-        });
+        }));
         Ok(prepared)
     }
 }
@@ -284,7 +284,7 @@ impl ResponsesRequest {
 /// The items of a request as messages of a chat: calls and thoughts belong to the assistant's message that they stand beside.
 fn said(items: Vec<InputItem>) -> Result<Vec<ChatMessage>, ApiError> {
     let mut said: Vec<ChatMessage> = Vec::with_capacity(items.len());
-    let mut thought = None;
+    let mut thought: Option<String> = None;
     for (i, item) in items.into_iter().enumerate() {
         let kind = item.kind.as_deref().unwrap_or("message").to_owned();
         let message =
@@ -314,7 +314,8 @@ fn said(items: Vec<InputItem>) -> Result<Vec<ChatMessage>, ApiError> {
                     Some(TextOr::List(parts)) if !parts.is_empty() => parts,
                     _ => item.summary.unwrap_or_default(),
                 };
-                let texts: Vec<String> = parts.into_iter().filter_map(|part| part.text).collect();
+                let before = thought.take().into_iter();
+                let texts: Vec<String> = before.chain(parts.into_iter().filter_map(|part| part.text)).collect();
                 thought = (!texts.is_empty()).then(|| texts.join("\n\n"));
             }
             _ => {
@@ -328,4 +329,17 @@ fn said(items: Vec<InputItem>) -> Result<Vec<ChatMessage>, ApiError> {
         }
     }
     Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thoughts_that_follow_each_other_are_those_of_one_message() {
+        let thought = |text: &str| json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]});
+        let items = json!([thought("a"), {"type": "reasoning", "summary": []}, thought("b"), {"role": "assistant", "content": "x"}]);
+        let messages = said(serde_json::from_value(items).unwrap()).unwrap();
+        assert_eq!((messages.len(), messages[0].reasoning_content.as_deref()), (1, Some("a\n\nb")));
+    }
 }

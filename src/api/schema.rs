@@ -12,8 +12,12 @@
 //! vocabulary is bytes, pieces of JSON and short numbers; the real one would be a megabyte through the pipe, to be made into a tree again
 //! for each request.
 //!
+//! Calls in a model's own format have a grammar of their own, with a copy of a schema for each value. The trial compiles both, and walks
+//! through both.
+//!
 //! What a grammar cannot hold of a schema is left out, unless the request wants all of it (`strict`): the trial finds it.
 
+use super::call_grammar::NativeCalls;
 use super::error::{ApiError, unsupported};
 use super::forms::AnswerForms;
 use super::places::{Place, Places};
@@ -51,8 +55,8 @@ const MAX_MEMORY: u64 = 128 << 20;
 static TRIAL: Work = Work {
     argument: CHILD_ARGUMENT,
     doing: "compiling",
-    // The schema, and whether all of it is wanted.
-    longest_request: super::schema_bounds::MAX_SCHEMA_BYTES + 64,
+    // The schema, that of each function once more, and the format of calls.
+    longest_request: 2 * super::schema_bounds::MAX_SCHEMA_BYTES + MAX_FORMAT,
     // What is left out, of which JSON may write a byte as six, and a message.
     longest_answer: 8 * MAX_LEFT_OUT,
     // Stacks and allocators' reservations among it.
@@ -68,7 +72,9 @@ static TRIAL: Work = Work {
 /// many digits.
 const WAYS: [&[u8]; 3] = [b"\"]},:0", b",[{\"", b"-9876543210"];
 /// Length of a walk in bytes.
-const MAX_POINTER: usize = 64;
+const MAX_WALK: usize = 64;
+/// Bytes of a function's name and the marks around it, before a call's first argument.
+const MAX_NAME: usize = 96;
 
 /// Verdicts that are remembered; applications use a handful of schemas.
 const KEPT: usize = 64;
@@ -79,6 +85,8 @@ const MAX_WAITING: usize = 64;
 /// How often a trial looks whether its time is over.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Bytes of a model's format of calls with the names of functions, in JSON, at most.
+const MAX_FORMAT: usize = 64 << 10;
 /// Bytes of the names of all parts that are left out of a schema, at most.
 const MAX_LEFT_OUT: usize = 16 << 10;
 /// Times that a schema is compiled again without parts that were at fault, at most: there are fewer kinds of them.
@@ -113,6 +121,25 @@ struct Question<S> {
     /// Whether all of the schema has to be enforced.
     strict: bool,
     schema: S,
+    /// Calls that are written in the model's own format.
+    native: Option<Native>,
+}
+
+/// The forms of a schema, the first of which are calls in a model's own format.
+#[derive(Clone, Deserialize, Serialize)]
+struct Native {
+    calls: NativeCalls,
+    /// Number of all forms.
+    forms: usize,
+    /// Whether an answer has [`NativeCalls::trigger`] before the grammar holds.
+    begun: bool,
+}
+
+impl Native {
+    /// The grammar of an answer, and what of `schema` it does not hold. `literal` writes a text of the format.
+    fn lark(&self, schema: &Value, strict: bool, literal: &dyn Fn(&str) -> String) -> (String, Vec<Way>) {
+        self.calls.lark(schema, self.forms, self.begun, literal, &style(strict))
+    }
 }
 
 /// Compiles the schemas of requests for one model, after a trial in a child process. One trial runs at a time, because each may take a core
@@ -180,41 +207,48 @@ impl Schemas {
     ) -> Result<(Grammar, Vec<String>), ApiError> {
         // They have to pass by themselves.
         for (field, whole) in answer.strict_beside_others() {
-            self.admit(&whole.schema(), true, client, wanted).await.map_err(|e| whole.refused(field, e))?;
+            self.admit(&whole.schema(), true, None, client, wanted).await.map_err(|e| whole.refused(field, e))?;
         }
         let (strict, any, field) = (answer.strict(), answer.is_any_object(), answer.field());
         let AnswerForms { forms, or_text, native, thoughts, .. } = answer;
+        let native = native.map(|calls| {
+            let begun = or_text && !calls.trigger().is_empty();
+            Native { calls, forms: forms.0.len(), begun }
+        });
         let mut schema = forms.schema();
         let mut left_out = LeftOut::default();
         if !any {
-            left_out = self.admit(&schema, strict, client, wanted).await.map_err(|e| forms.refused(field, e))?;
+            let admitted = self.admit(&schema, strict, native.as_ref(), client, wanted).await;
+            left_out = admitted.map_err(|e| forms.refused(field, e))?;
         }
         left_out.removed.iter().for_each(|way| remove(&mut schema, way));
+        let literal = |text: &str| literal(&self.tokenizer, text);
+        let (lark, not_held) = native.as_ref().map(|native| native.lark(&schema, strict, &literal)).unzip();
+        let not_held: Vec<Way> = not_held.unwrap_or_default();
+        forms.refuse_strict(&not_held).map_err(|e| forms.refused(field, e))?;
+        let mut ways: Vec<&Way> = left_out.ways().collect();
+        ways.extend(not_held.iter().filter(|way| !left_out.ways().any(|known| known == *way)));
+        let unenforced = ways.into_iter().map(|way| forms.place(way)).collect();
         // One at a time: the limit on memory is for a single one.
         let place = turn(&self.compiling, client).await?;
-        let (schemas, count) = (self.clone(), forms.0.len());
+        let schemas = self.clone();
         let grammar = place.run(move || {
             let grammars = schemas.grammars().map_err(|why| ApiError::field(field, why))?;
-            let made = match (&native, any) {
-                (_, true) => return grammars.json_object().map_err(unsupported),
-                (Some(native), _) => {
-                    let literal = |text: &str| literal(&schemas.tokenizer, text);
-                    let begun = or_text && !native.trigger().is_empty();
-                    let lark = native.lark(&schema, count, begun, &literal, &style(strict));
-                    with_stack(STACK, || grammars.lark(lark)).and_then(|made| made)
-                }
-                (None, _) => compile(grammars, &schema, strict),
+            let made = match lark {
+                _ if any => return grammars.json_object().map_err(unsupported),
+                Some(lark) => with_stack(STACK, || grammars.lark(lark)).and_then(|made| made),
+                None => compile(grammars, &schema, strict),
             };
             let made = made.map_err(|why| unsupported(placed(&schema, &why)))?;
-            Ok(match &native {
+            Ok(match native.map(|native| native.calls) {
                 _ if !or_text => made,
-                Some(native) if !native.trigger().is_empty() => made.after(&native.trigger()),
-                Some(native) if native.format.open.trim() == "[" => made.if_begins(b'['),
+                Some(calls) if !calls.trigger().is_empty() => made.after(&calls.trigger()),
+                Some(calls) if calls.format.open.trim() == "[" => made.if_begins(b'['),
                 _ => made.if_begins(b'{'),
             })
         });
         let grammar = grammar.await.map_err(|e| forms.refused(field, e))?;
-        Ok((self.behind(grammar, thoughts), left_out.ways().map(|way| forms.place(way)).collect()))
+        Ok((self.behind(grammar, thoughts), unenforced))
     }
 
     /// The grammar of what follows thoughts.
@@ -234,22 +268,24 @@ impl Schemas {
         self: &Arc<Schemas>,
         schema: &Value,
         strict: bool,
+        native: Option<&Native>,
         client: u64,
         wanted: &Wanted,
     ) -> Result<LeftOut, ApiError> {
         check(schema).map_err(unsupported)?;
-        self.verdict(schema, strict, client, wanted).await?.map_err(unsupported)
+        let text = serde_json::to_string(&Question { strict, schema, native: native.cloned() }).unwrap_or_default();
+        self.verdict(text, schema, client, wanted).await?.map_err(unsupported)
     }
 
-    /// The verdict of the trial of `schema`, from memory or by running it. A known schema does not wait for other trials.
+    /// The verdict of a trial of `schema`, which the question `text` asks for, from memory or by running it. A known one does not wait for
+    /// other trials.
     async fn verdict(
         self: &Arc<Schemas>,
+        text: String,
         schema: &Value,
-        strict: bool,
         client: u64,
         wanted: &Wanted,
     ) -> Result<Verdict, ApiError> {
-        let text = serde_json::to_string(&Question { strict, schema }).unwrap_or_default();
         if let Some(verdict) = self.known(&text) {
             return Ok(verdict);
         }
@@ -363,21 +399,21 @@ fn weighed(schema: &Value, why: &str) -> String {
 /// calls it when the first argument is [`CHILD_ARGUMENT`].
 pub fn child_main() -> ExitCode {
     TRIAL.run(|request| {
-        let Question { strict, schema } = serde_json::from_slice::<Question<Value>>(&request).ok()?;
-        check(&schema).ok()?;
-        serde_json::to_vec(&watched(&schema, strict)).ok()
+        let question = serde_json::from_slice::<Question<Value>>(&request).ok()?;
+        check(&question.schema).ok()?;
+        serde_json::to_vec(&watched(&question)).ok()
     })
 }
 
 /// The verdict of a trial; if the trial takes too long, a message that says where it was, and the process ends.
-fn watched(schema: &Value, strict: bool) -> Verdict {
+fn watched(question: &Question<Value>) -> Verdict {
     let at = &Mutex::new(None::<Vec<u8>>);
     std::thread::scope(|scope| {
         let (done, over) = channel::<()>();
         let watch = move || {
             while over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
                 if clock::process_computed() > MAX_TRIAL {
-                    let late: Verdict = Err(weighed(schema, &late(lock(at).as_deref())));
+                    let late: Verdict = Err(weighed(&question.schema, &late(lock(at).as_deref())));
                     serde_json::to_vec(&late).ok().and_then(say);
                     // A computation cannot be stopped from outside; the process is a child that is not needed any more.
                     std::process::exit(0);
@@ -385,7 +421,7 @@ fn watched(schema: &Value, strict: bool) -> Verdict {
             }
         };
         let _ = std::thread::Builder::new().spawn_scoped(scope, watch);
-        let verdict = trial(schema, strict, |text| *lock(at) = Some(text.to_vec()));
+        let verdict = trial(question, |text| *lock(at) = Some(text.to_vec()));
         drop(done);
         verdict
     })
@@ -401,20 +437,29 @@ fn late(at: Option<&[u8]>) -> String {
     }
 }
 
-/// Compiles `schema` and walks through the grammar. `told` is given the text before each mask.
+/// Compiles a schema and walks through the grammar. `told` is given the text before each mask.
 ///
 /// # Errors
 /// Why the schema is refused, in words.
-pub fn trial(schema: &Value, strict: bool, mut told: impl FnMut(&[u8]) + Send) -> Verdict {
+fn trial(question: &Question<Value>, mut told: impl FnMut(&[u8]) + Send) -> Verdict {
+    let Question { strict, schema, native } = question;
     let small = Grammars::small()?;
     let before = status_bytes("VmHWM:").unwrap_or(0);
-    let (mut grammar, left_out) = without_culprits(&small, schema, strict)?;
+    let (mut grammar, rest, left_out) = without_culprits(&small, schema, *strict)?;
     let left_out = LeftOut { ignored: ignored(schema, &grammar.warnings()), ..left_out };
+    let mut grammars = vec![(grammar, MAX_WALK)];
+    if let Some(native) = native {
+        // Here no token is a control token.
+        let literal = |text: &str| if text.is_empty() { String::new() } else { Value::from(text).to_string() };
+        let calls = small.lark(native.lark(&rest, *strict, &literal).0).map_err(|why| placed(schema, &why))?;
+        grammars.push((calls, MAX_WALK + MAX_NAME));
+    }
     if left_out.bytes() > MAX_LEFT_OUT {
         let n = left_out.removed.len() + left_out.ignored.len();
         return Err(format!("{n} of its parts cannot be enforced, too many to list; leave them out"));
     }
-    with_stack(MASK_STACK, move || WAYS.iter().try_for_each(|way| grammar.clone().walk(way, MAX_POINTER, &mut told)))??;
+    let mut walks = grammars.iter().flat_map(|(grammar, most)| WAYS.map(|way| (grammar.clone(), way, *most)));
+    with_stack(MASK_STACK, move || walks.try_for_each(|(mut grammar, way, most)| grammar.walk(way, most, &mut told)))??;
     match status_bytes("VmHWM:").unwrap_or(0).saturating_sub(before) {
         more if more > MAX_MEMORY => {
             Err(weighed(schema, &format!("it takes more than {} MiB of memory", MAX_MEMORY >> 20)))
@@ -423,12 +468,12 @@ pub fn trial(schema: &Value, strict: bool, mut told: impl FnMut(&[u8]) + Send) -
     }
 }
 
-/// The grammar of `schema`, without the parts that the library refuses where not all is wanted.
-fn without_culprits(small: &Grammars, schema: &Value, strict: bool) -> Result<(Grammar, LeftOut), String> {
+/// The grammar of `schema`, without the parts that the library refuses where not all is wanted; the rest of the schema; and those parts.
+fn without_culprits(small: &Grammars, schema: &Value, strict: bool) -> Result<(Grammar, Value, LeftOut), String> {
     let (mut rest, mut left_out) = (schema.clone(), LeftOut::default());
     for _ in 0..MAX_ROUNDS {
         let why = match small.json_schema(&rest, strict) {
-            Ok(grammar) => return Ok((grammar, left_out)),
+            Ok(grammar) => return Ok((grammar, rest, left_out)),
             Err(why) => why,
         };
         let parts = if strict { Vec::new() } else { culprits(small, &rest, &why) };
@@ -439,4 +484,32 @@ fn without_culprits(small: &Grammars, schema: &Value, strict: bool) -> Result<(G
         left_out.removed.extend(parts);
     }
     Err("too many kinds of its parts cannot be enforced".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::call_format::{Body, CallFormat};
+    use crate::api::reader::Callable;
+    use serde_json::json;
+
+    /// The trial was of the schema alone, and the daemon compiled a grammar that no child had tried.
+    #[test]
+    fn the_grammar_of_calls_is_tried_too() {
+        let tried = |names: usize, between_marks: bool| {
+            let arguments: serde_json::Map<_, _> =
+                (0..names).map(|i| (format!("p{i}"), json!({"type": "string"}))).collect();
+            let arguments = json!({"type": "object", "properties": arguments, "additionalProperties": false});
+            let [between, before_key, before_value, after_value] = [">", "<p=", ">", "</p>"].map(str::to_owned);
+            let body = Body::Parameters { between, before_key, before_value, after_value };
+            let format = CallFormat { open: "<f=".into(), body, join: None, close: "</f>".into() };
+            let callable = vec![Callable { name: "f".into(), arguments: arguments.clone() }];
+            let native = Native { calls: NativeCalls { format, callable, parallel: false }, forms: 1, begun: false };
+            let schema = json!({"type": "object", "properties": {"name": {"const": "f"}, "arguments": arguments}});
+            trial(&Question { strict: true, schema, native: between_marks.then_some(native) }, |_| {})
+        };
+        assert_eq!(tried(100, true), Ok(LeftOut::default()));
+        assert_eq!(tried(1000, false), Ok(LeftOut::default()));
+        assert!(tried(1000, true).unwrap_err().contains("items"));
+    }
 }

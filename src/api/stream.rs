@@ -70,7 +70,7 @@ pub struct Answer {
     /// Whether a last chunk of a stream reports the numbers of tokens, which are null in those before.
     pub usage: bool,
     /// What the answer repeats of the request, for [`Wire::Responses`]; null for the others.
-    pub echo: Value,
+    pub echo: Arc<Value>,
 }
 
 /// Tokens of a request, summed over the choices that have ended.
@@ -162,8 +162,8 @@ impl Answer {
     }
 
     fn response(&self) -> Response {
-        let Answer { id, created, model, echo, .. } = self.clone();
-        Response { id, created, model: model.name.clone(), echo }
+        let Answer { id, created, model, echo, .. } = self;
+        Response { id: id.clone(), created: *created, model: model.clone(), echo: echo.clone() }
     }
 
     fn chunk(&self, choice: Value) -> Value {

@@ -1,7 +1,8 @@
 //! Functions that the model may ask its client to call (`tools`).
 //!
-//! A model need not have been trained for it: the system message lists the functions, and a grammar keeps a call to its form and
-//! its arguments to the function's schema. A call is an answer that is nothing but `{"name": ..., "arguments": {...}}`.
+//! A model whose chat template takes functions is told of them, and calls them, in the template's own format. Any other model has them
+//! listed in the system message, and a call is an answer that is nothing but `{"name": ..., "arguments": {...}}`. In both cases a grammar
+//! keeps a call to its form, and its arguments to the function's schema.
 
 use super::error::ApiError;
 use super::forms::Form;

@@ -191,8 +191,10 @@ mod tests {
     fn an_unknown_field_is_refused_or_told_by_its_path_and_a_known_one_whose_value_is_dropped_is_neither() {
         let value =
             json!({"given": {"a": [1, {"b": null}]}, "list": [{"name": "x"}, {"mane": {"deep": 1}}], "more": 1});
-        let refused = Unknown::new(false).read::<Outer, _>("", &value, &["list", "given"]).unwrap_err();
+        let refused = Unknown::new(false).read::<Outer, _>("", &value, &["list", "given", "many"]).unwrap_err();
         assert_eq!((refused.param.as_deref(), refused.code), (Some("list[1].mane"), Some("unknown_field")));
+        // The request's own names are no names within another field.
+        assert_eq!(refused.message, "unknown field 'mane'");
         let unknown = Unknown::new(true);
         unknown.read::<Outer, _>("", &value, &[]).unwrap();
         assert_eq!(unknown.into_ignored(), ["list[1].mane", "more"]);

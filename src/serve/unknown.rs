@@ -1,4 +1,4 @@
-//! Unknown fields of requests: whether they are ignored, and the log of those that were.
+//! Unknown fields of chats, completions, responses and embeddings: whether they are ignored, and the log of those that were.
 
 use crate::api::Unknown;
 use crate::error::printable;
@@ -14,7 +14,7 @@ const MAX_REMEMBERED: usize = 4096;
 #[derive(Default)]
 pub struct IgnoredFields(Mutex<BTreeSet<(u64, String)>>);
 
-/// What becomes of a request's unknown fields, by the setting.
+/// What becomes of the unknown fields of such a request, by the setting.
 pub fn unknown_fields(settings: &Settings) -> Unknown {
     Unknown::new(settings.text("serve.unknown_fields") == Some("ignore"))
 }

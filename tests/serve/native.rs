@@ -98,6 +98,47 @@ fn functions_and_their_calls_go_through_the_template_and_answers_come_in_its_for
     is_told(&daemon, &none, "user: Rain?<end>\nassistant:");
 }
 
+/// As Qwen3.5 has it, in short: each argument stands between marks.
+const BETWEEN_MARKS: &str = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }}\
+{% for call in m.tool_calls or [] %}<tool_call>\n<function={{ call.function.name }}>\n\
+{% for key, value in call.function.arguments | items %}<parameter={{ key }}>\n{{ value if value is string else value | tojson }}\n</parameter>\n\
+{% endfor %}</function>\n</tool_call>{% if not loop.last %}\n{% endif %}{% endfor %}<end>\n{% endfor %}\
+{% if add_generation_prompt %}assistant:{% endif %}";
+
+/// A function whose arguments stand behind a reference was called without any, and nobody was told what its call is not kept to.
+#[test]
+fn arguments_between_marks_are_all_there_and_what_is_not_held_of_them_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = serve(dir.path(), BETWEEN_MARKS);
+    let ask = |more: Json, strict: bool| {
+        let mut schema = json!({"$ref": "#/$defs/a", "$defs": {"a": forecast()}});
+        schema["$defs"]["a"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let function = json!({"name": "weather", "parameters": schema, "strict": strict});
+        let tools = json!([{"type": "function", "function": function}]);
+        daemon.post(
+            CHAT,
+            &json!({"messages": [user("Rain?")], "tools": tools, "tool_choice": "required",
+            "parallel_tool_calls": false, "temperature": 0, "max_tokens": 200}),
+        )
+    };
+    for (more, left_out) in
+        [(json!({}), ""), (json!({"anyOf": [{"required": ["place"]}]}), "/tools/0/function/parameters/$defs/a/anyOf")]
+    {
+        let answer = ask(more.clone(), false);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let call = &answer.json()["choices"][0]["message"]["tool_calls"][0]["function"];
+        let arguments: Json = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+        assert!(["Rome", "Oslo"].contains(&arguments["place"].as_str().unwrap()), "{arguments}");
+        assert!((1..=9).contains(&arguments["days"].as_i64().unwrap()), "{arguments}");
+        let told = answer.headers.lines().find_map(|line| line.strip_prefix("x-dynamicinfer-unenforced: "));
+        // Headers are kept in small letters here.
+        assert_eq!(told.unwrap_or_default(), left_out.to_ascii_lowercase());
+        let answer = ask(more, true);
+        assert_eq!(answer.status, if left_out.is_empty() { 200 } else { 400 }, "{}", answer.text());
+        assert!(answer.text().contains(left_out));
+    }
+}
+
 #[test]
 fn thoughts_come_apart_from_the_answer_and_the_template_is_told_how_much_to_think() {
     let dir = tempfile::tempdir().unwrap();
@@ -140,6 +181,8 @@ fn thoughts_come_apart_from_the_answer_and_the_template_is_told_how_much_to_thin
         (&json!("reasoning"), &json!("reasoning_text")),
         "{whole}"
     );
+    let counted = whole["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    assert!((1..=12).contains(&counted), "{whole}");
     ask["stream"] = true.into();
     let stream = daemon.post(RESPONSES, &ask).text();
     let mut kinds: Vec<&str> = stream.lines().filter_map(|line| line.strip_prefix("event: response.")).collect();
