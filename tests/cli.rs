@@ -309,7 +309,7 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
         ("lfm2-moe.gguf", "3 layers have a short convolution instead"),
         ("qwen35-moe.gguf", "layers have linear attention (a gated delta net) instead"),
         ("gemma3.gguf", "gelu_tanh"),
-        ("gemma4.gguf", "gelu_tanh"),
+        ("gemma4.gguf", "4 heads of 32, 1 key/value heads, attention window 8; 2 layers have heads of 16"),
         ("gemma4-moe.gguf", "6 experts of 16 neurons a layer, 2 for a token and one of 32 for all"),
     ] {
         let shown = place.run(&["show".to_owned(), fixture(name)]);
@@ -317,6 +317,9 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
         if !["gemma3.gguf", "gemma4.gguf"].contains(&name) {
             let planned = place.run(&["plan".to_owned(), fixture(name), "--vram".into(), "2MiB".into()]);
             assert!(planned.code == 0 && planned.out.contains("(100.0 %)"), "{name}: {}{}", planned.out, planned.err);
+            let on_processor =
+                planned.out.contains("the processor computes attention, or what stands in its place, in ");
+            assert_eq!(on_processor, name != "glm4-moe.gguf", "{name}: {}", planned.out);
         }
         for device in [&[][..], &["--device", "virtual", "--vram", "4MiB"]] {
             let mut args = vec!["run".to_owned(), fixture(name), "Once".into(), "-n3".into(), "--ignore-eos".into()];
@@ -343,7 +346,7 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
     for (args, says) in [
         (&["pack", &e2b, "-o", "e2b.neurons"][..], "which no store holds"),
         (&["plan", &e2b, "--vram", "2MiB"], "it has embeddings for each layer"),
-        (&["calibrate", &e2b, "--text", &e2b], "where no neuron stands by itself"),
+        (&["calibrate", &e2b, "--text", &fixture("README.md")], "where no neuron stands by itself"),
     ] {
         let refused = place.run(args);
         assert!(refused.code == 2 && refused.err.contains(says), "{args:?}: {}", refused.err);

@@ -452,6 +452,16 @@ fn parts_table(args: &Args, plan: &Plan, c: &ModelConfig, predictor: &str) -> Ta
     table
 }
 
+/// A line about layers whose attention, or what stands in its place, no device computes; nothing where there are none.
+fn on_processor(c: &ModelConfig) -> String {
+    match c.mixers().filter(|mixer| mixer.on_device().is_none()).count() {
+        0 => String::new(),
+        some => {
+            format!("the processor computes attention, or what stands in its place, in {some} of {} layers\n", c.layers)
+        }
+    }
+}
+
 fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, predictor: &str) -> String {
     let (c, d) = (&subject.config, &plan.details);
     let table = parts_table(args, plan, c, predictor);
@@ -471,7 +481,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
     format!(
         "{} in {}: {} layers of {}, {} a{}\n\n{table}\n\n\
          slots a layer: {} to {}, median {}; {all} of {} ({:.1} %) in {} layers\n\
-         {}\
+         {}{}\
          share of activations on the device: {:.1} % ({})\n\
          {}{}: CPU {:.3} us, GPU {:.3} us, transfer {:.3} us; splitting a layer: {:.1} us, pays from {} on\n\
          {}\
@@ -492,6 +502,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
         c.movable_layers() * c.movable(),
         share(all as u64, (c.movable_layers() * c.movable()) as u64),
         slots.iter().filter(|&&s| s > 0).count(),
+        on_processor(c),
         if c.form.experts.is_some_and(|e| !e.by_neuron) { fixed_split(all, c) } else { String::new() },
         share(plan.objective, d.total_impact),
         printable(&subject.counted),

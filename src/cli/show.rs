@@ -342,7 +342,10 @@ fn ffn_text(shown: &Shown) -> String {
             super::human_bytes(shown.neuron_block_bytes),
             100.0 * shown.ffn_share
         ),
-        (None, true) => format!("{} neurons a layer, {} ({sparse})", c.ffn, c.activation),
+        (None, true) => {
+            let least = c.form.widths.iter().min().map_or(String::new(), |least| format!("{least} to "));
+            format!("{least}{} neurons a layer, {} ({sparse})", c.ffn, c.activation)
+        }
         (None, false) => format!(
             "{} neurons a layer, {} ({sparse}), {} a neuron block, {:.0} % of the file",
             c.ffn,
@@ -383,6 +386,8 @@ fn table(shown: &Shown) -> String {
     let other = c.mixers().find(|mixer| mixer.attention().is_none());
     let (gated, others) = (if c.form.gated { ", gated" } else { "" }, c.layers - c.attentions().count());
     let others = other.map_or(String::new(), |other| format!("; {others} layers have {} instead", other.noun()));
+    let sized = c.attentions().filter(|a| a.head_dim != c.head_dim).map(|a| a.head_dim).collect::<Vec<_>>();
+    let sized = sized.first().map_or(String::new(), |dim| format!("; {} layers have heads of {dim}", sized.len()));
     let rows: [(&str, String); 13] = [
         ("model", printable(&c.name)),
         ("path", printable(&shown.path)),
@@ -393,7 +398,10 @@ fn table(shown: &Shown) -> String {
         ("layers", format!("{} of hidden size {}", c.layers, c.hidden)),
         (
             "attention",
-            format!("{} heads of {}, {} key/value heads{gated}{window}{others}", c.heads, c.head_dim, c.kv_heads),
+            format!(
+                "{} heads of {}, {} key/value heads{gated}{window}{sized}{others}",
+                c.heads, c.head_dim, c.kv_heads
+            ),
         ),
         ("FFN", ffn_text(shown)),
         ("vocabulary", format!("{}{}", c.vocab, if c.tied { ", head tied to the embedding" } else { "" })),

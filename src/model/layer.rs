@@ -69,8 +69,7 @@ impl<'a> Mixer<'a> {
 
     /// Its attention, if a device can compute that over keys and values in its own memory.
     pub fn on_device(self) -> Option<Attention<'a>> {
-        let of_host =
-            |a: &Attention<'_>| a.gated || a.value_norm || a.values_from_keys || a.keys_of.is_some() || a.lends;
+        let of_host = |a: &Attention<'_>| a.gated || a.values_from_keys || a.keys_of.is_some() || a.lends;
         self.attention().filter(|a| !of_host(a))
     }
 

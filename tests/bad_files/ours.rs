@@ -320,6 +320,11 @@ fn a_store_that_names_a_shared_expert_biases_or_sinks_is_refused() {
         (of(Experts { biases: true, ..experts }), "config: names biases of experts, which no store holds"),
         (of(Experts { selection_bias: true, ..experts }), "config: names a selection bias, which no store holds"),
         (LayerForm { sinks: true, ..LayerForm::default() }, "config: names sinks of attention, which no store holds"),
+        (
+            of(Experts { scaled: true, ..experts }),
+            "config: names a router's norm or scales of experts, which no store holds",
+        ),
+        (LayerForm { per_layer: 8, ..LayerForm::default() }, "config: names embeddings for each layer, which no store"),
     ] {
         let mut config = ours.header["config"].clone();
         config["form"] = json!(form);

@@ -11,7 +11,7 @@ use half::f16;
 pub(super) const FUNCTIONS: &[&[&str]] = &[&["append"]];
 const APPEND: Function = Function::named("append");
 
-/// Norms and rotates queries and keys in place, in layers that do so, and puts keys and values into the cache.
+/// Norms and rotates queries and keys, and norms values, in place, in layers that do so, and puts keys and values into the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Append {
     /// The shape of attention, and the memory that keys and values go to.
@@ -29,6 +29,8 @@ pub struct Append {
     pub norms: [Buffer; 2],
     /// Added to the mean square in these norms.
     pub epsilon: f32,
+    /// Values of each head are normed, without weights.
+    pub value_norm: bool,
 }
 
 impl DeviceKernel for Append {
@@ -50,10 +52,14 @@ impl DeviceKernel for Append {
         out.extend(numbers(at, self.qkv, self.n * h.qkv_dim()));
         for qkv in out.chunks_exact_mut(h.qkv_dim()) {
             let (q, kv) = qkv.split_at_mut(h.q_dim());
-            for (heads, norm) in [q, &mut kv[..h.kv_heads * h.head_dim]].into_iter().zip(self.norms) {
+            let (k, v) = kv.split_at_mut(h.kv_heads * h.head_dim);
+            if self.value_norm {
+                v.chunks_exact_mut(h.head_dim).for_each(|head| self.norm(None, head));
+            }
+            for (heads, norm) in [q, k].into_iter().zip(self.norms) {
                 let weights = at.of(norm);
                 if !weights.is_empty() {
-                    heads.chunks_exact_mut(h.head_dim).for_each(|head| self.norm(weights, head));
+                    heads.chunks_exact_mut(h.head_dim).for_each(|head| self.norm(Some(weights), head));
                 }
             }
         }
@@ -94,15 +100,19 @@ impl DeviceKernel for Append {
         let operands = [at.view(self.qkv), at.optional(self.angles), at.view(self.positions), at.view(h.cache)];
         let launch =
             Launch::new(APPEND, grid, warps, warps * 4).words(operands).words(self.norms.map(|n| at.optional(n)));
-        out.push(launch.ints([h.heads, h.kv_heads, h.head_dim, h.context]).float(self.epsilon));
+        let launch = launch.ints([h.heads, h.kv_heads, h.head_dim, h.context]).float(self.epsilon);
+        out.push(launch.int(usize::from(self.value_norm)));
     }
 }
 
 impl Append {
-    /// Norms one head.
-    fn norm(&self, weights: &[f32], head: &mut [f32]) {
+    /// Norms one head, by weights or without.
+    fn norm(&self, weights: Option<&[f32]>, head: &mut [f32]) {
         let square = head.iter().map(|&v| f64::from(v * v)).sum::<f64>() / head.len() as f64;
         let scale = 1.0 / (square as f32 + self.epsilon).sqrt();
-        head.iter_mut().zip(weights).for_each(|(v, w)| *v = *v * scale * w);
+        match weights {
+            Some(weights) => head.iter_mut().zip(weights).for_each(|(v, w)| *v = *v * scale * w),
+            None => head.iter_mut().for_each(|v| *v *= scale),
+        }
     }
 }

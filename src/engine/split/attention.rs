@@ -69,7 +69,8 @@ impl Split {
             (self.rows_of(self.workspace.qkv, a.qkv_dim()), self.rows_of(self.workspace.positions, 2));
         let (Norm::Rms(epsilon) | Norm::Layer(epsilon)) = c.norm;
         let (n, norms) = (self.rows.n, self.weights.layers[l].qk_norm);
-        self.launch(Call::Append(Append { heads, n, qkv, angles, positions, norms, epsilon }));
+        let value_norm = a.value_norm;
+        self.launch(Call::Append(Append { heads, n, qkv, angles, positions, norms, epsilon, value_norm }));
     }
 
     /// Attention over keys and values on the device.

@@ -142,6 +142,7 @@ fn append(c: &mut Case<'_>) -> Result<Vec<u32>> {
         positions: positions.into(),
         norms,
         epsilon: 1e-5,
+        value_norm: true,
     }))?;
     let mut out = c.bench.get(qkv)?;
     let cache = c.bench.get(heads.cache.buffer)?;

@@ -79,6 +79,7 @@ fn check(seed: u64, shape: &Shape) {
         positions: memory.put(&places).into(),
         norms: [memory.put::<u8>(&[]); 2],
         epsilon: 0.0,
+        value_norm: false,
     };
     memory.call(&Call::Append(append));
 
@@ -165,4 +166,54 @@ fn thirty_two_columns_and_very_wide_heads_are_right() {
     check(3, &Shape { heads: 4, kv_heads: 4, dim: 128, context: 300, window: None, n: 32, rotates: true });
     check(4, &Shape { heads: 8, kv_heads: 1, dim: 512, context: 140, window: None, n: 2, rotates: true });
     check(5, &Shape { heads: 8, kv_heads: 1, dim: 128, context: 2000, window: Some(1000), n: 2, rotates: true });
+}
+
+/// Queries and keys by weights, values without, before keys and values go into the cache.
+#[test]
+fn heads_are_normed_before_they_are_kept() {
+    for seed in 0..20 {
+        let mut rng = Prng::new(900 + seed);
+        let (heads, kv_heads, context) = (4, 2, 16);
+        let (dim, n) = ([2, 20, 64, 512][below(&mut rng, 4)], 1 + below(&mut rng, 8));
+        let (rows, value_norm, epsilon) = (heads + 2 * kv_heads, seed % 2 == 0, 1e-5);
+        let mut memory = Memory::default();
+        let (qkv, weights) = (normal(&mut rng, n * rows * dim), [normal(&mut rng, dim), normal(&mut rng, dim)]);
+        let places: Vec<[u32; 2]> = (0..n as u32).map(|b| [0, b]).collect();
+        let cache = memory.alloc(2 * kv_heads * context * dim * 2);
+        let append = Append {
+            heads: Heads { heads, kv_heads, head_dim: dim, context, cache: cache.into() },
+            n,
+            qkv: memory.put(&qkv).into(),
+            angles: memory.put::<u8>(&[]).into(),
+            positions: memory.put(&places).into(),
+            norms: [memory.put(&weights[0]), memory.put(&weights[1])],
+            epsilon,
+            value_norm,
+        };
+        memory.call(&Call::Append(append));
+        let mut truth = Vec::new();
+        for (i, head) in qkv.chunks_exact(dim).enumerate() {
+            let squares = head.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / dim as f64;
+            let by = 1.0 / (squares + f64::from(epsilon)).sqrt();
+            truth.extend(head.iter().enumerate().map(|(j, &v)| {
+                let weight = match i % rows {
+                    i if i < heads => by * f64::from(weights[0][j]),
+                    i if i < heads + kv_heads => by * f64::from(weights[1][j]),
+                    _ if value_norm => by,
+                    _ => 1.0,
+                };
+                f64::from(v) * weight
+            }));
+        }
+        let got: Vec<f32> = memory.get(append.qkv.buffer);
+        let scale: Vec<f64> = truth.iter().map(|v| v.abs()).collect();
+        assert_close(&format!("{dim} x {n}, seed {seed}"), &got, &truth, &scale, 1e-6);
+        let cached: Vec<u16> = memory.get(cache);
+        for (b, x) in got.chunks_exact(rows * dim).enumerate() {
+            for (head, x) in x[heads * dim..].chunks_exact(dim).enumerate() {
+                let kept = &cached[(head * context + b) * dim..][..dim];
+                assert!(kept.iter().zip(x).all(|(kept, &x)| *kept == f16::from_f32(x).to_bits()), "seed {seed}");
+            }
+        }
+    }
 }
