@@ -1,7 +1,7 @@
 //! What a published model's tensors say of its layers, and whether all are there.
 
 use super::config::{Ffn, Norm, Positions};
-use super::layer::{Experts, Norms, RouterInput};
+use super::layer::{Norms, RouterInput};
 use super::role::Role;
 use super::source::Source;
 use super::source_vectors::check_vector;
@@ -99,45 +99,7 @@ impl Source {
             }
             roles.extend((c.form.sinks && attends).then_some(Role::Sinks));
             roles.extend(c.form.output_scales.then_some(Role::OutputScale));
-            let shared_roles = || {
-                let (inputs, down) = self.shared_roles(layer);
-                inputs.iter().copied().chain([down])
-            };
-            match c.experts(layer) {
-                Some(Experts { count: 0, shared, .. }) => {
-                    roles.extend(shared.iter().flat_map(|_| shared_roles()));
-                }
-                Some(experts) => {
-                    self.weight(Role::Router, layer)?;
-                    if experts.selection_bias {
-                        check_vector(self.find(Role::SelectionBias, layer, "bias", &[experts.count])?)?;
-                    }
-                    if experts.biases {
-                        check_vector(self.find(Role::Router, layer, "bias", &[experts.count])?)?;
-                        for role in [Role::Gate, Role::Up, Role::Down] {
-                            check_vector(self.find_expert_biases(role, layer)?)?;
-                        }
-                    }
-                    roles.extend((experts.reads == RouterInput::Own).then_some(Role::RouterScale));
-                    roles.extend(experts.scaled.then_some(Role::ExpertScales));
-                    if let Some(shared) = experts.shared {
-                        let norms = [Role::SharedNorm, Role::SharedPostNorm, Role::ExpertsPostNorm];
-                        roles.extend(norms.into_iter().filter(|_| shared.normed));
-                        roles.extend(shared_roles());
-                        roles.extend(shared.weighted.then_some(Role::SharedRouter));
-                    }
-                    for expert in 0..experts.count {
-                        for role in [Role::Gate, Role::Up, Role::Down] {
-                            if role != Role::Gate || c.ffn_kind != Ffn::Plain {
-                                self.expert(role, layer, expert)?;
-                            }
-                        }
-                    }
-                }
-                None if !c.has_ffn(layer) => {}
-                None if c.ffn_kind == Ffn::Plain => roles.extend([Role::Up, Role::Down]),
-                None => roles.extend([Role::Up, Role::Down, Role::Gate]),
-            }
+            roles.extend(self.ffn_roles(layer)?);
             for role in roles {
                 let view = self.weight(role, layer)?;
                 if VECTORS.contains(&role) || self.norms(layer).any(|norm| norm == role) {
@@ -159,6 +121,43 @@ impl Source {
             check_vector(self.find(Role::OutNorm, 0, "bias", &[c.hidden])?)?;
         }
         self.check_vocabulary()
+    }
+
+    /// The roles of a layer's FFN but its norms, the matrices of experts left out: those are checked here.
+    fn ffn_roles(&self, layer: usize) -> Result<Vec<Role>> {
+        let c = &self.config;
+        let gated: &[Role] = if c.ffn_kind == Ffn::Plain { &[] } else { &[Role::Gate] };
+        let matrices = [Role::Up, Role::Down].iter().chain(gated).copied();
+        let Some(experts) = c.experts(layer) else {
+            return Ok(matrices.filter(|_| c.has_ffn(layer)).collect());
+        };
+        let (inputs, down) = self.shared_roles(layer);
+        let of_shared = inputs.iter().copied().chain([down]);
+        let mut roles: Vec<Role> = of_shared.filter(|_| experts.shared.is_some()).collect();
+        if experts.count == 0 {
+            return Ok(roles);
+        }
+        self.weight(Role::Router, layer)?;
+        if experts.selection_bias {
+            check_vector(self.find(Role::SelectionBias, layer, "bias", &[experts.count])?)?;
+        }
+        if experts.biases {
+            check_vector(self.find(Role::Router, layer, "bias", &[experts.count])?)?;
+            for role in [Role::Gate, Role::Up, Role::Down] {
+                check_vector(self.find_expert_biases(role, layer)?)?;
+            }
+        }
+        roles.extend((experts.reads == RouterInput::Own).then_some(Role::RouterScale));
+        roles.extend(experts.scaled.then_some(Role::ExpertScales));
+        if let Some(shared) = experts.shared {
+            let norms = [Role::SharedNorm, Role::SharedPostNorm, Role::ExpertsPostNorm];
+            roles.extend(norms.into_iter().filter(|_| shared.normed));
+            roles.extend(shared.weighted.then_some(Role::SharedRouter));
+        }
+        for expert in 0..experts.count {
+            matrices.clone().try_for_each(|role| self.expert(role, layer, expert).map(drop))?;
+        }
+        Ok(roles)
     }
 
     /// Checks that every token has an embedding. There may be more embeddings: they are padding.

@@ -25,6 +25,7 @@ impl Split {
         let (experts, weights) = mixture(pass, l);
         pass.probe.show_experts(pass.buffers, l, experts);
         if weights.experts.is_empty() {
+            self.experts.on_host.take(&pass.buffers.routes, |_| true);
             let bytes = self.host_experts(pass, l, weights, Beside::Scheduling(Wanted::Experts));
             (self.wanted[l], self.current[l].neurons[Tier::Host]) = (0, 0);
             self.merge(c, l, n, true);
