@@ -306,7 +306,7 @@ fn add_experts(pass: &mut Pass<'_, '_>, l: usize, weights: &ExpertWeights) {
         Some(cached) => cached.experts(compute, l, (routes, scorer), normed, scratch, x),
         None => ffn::experts(compute, &Chosen::all(weights, routes, scorer), normed, scratch, x),
     };
-    if let Some(norms) = weights.shared.as_ref().and_then(|shared| shared.norms.as_ref()) {
+    if let Some(norms) = weights.shared.as_ref().and_then(|shared| shared.norms.as_deref()) {
         each(pool, n, x, |_, x| math::norm_in_place(c.norm, &norms.experts, x));
         math::add(x, projected);
     }

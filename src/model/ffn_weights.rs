@@ -76,7 +76,7 @@ pub struct SharedExpert {
     /// Its output is multiplied by sigmoid(this . a token's input), `[hidden]`; empty where it is not.
     pub router: Vec<f32>,
     /// Its norms and that of the others' output, where it has its own.
-    pub norms: Option<SharedNorms>,
+    pub norms: Option<Box<SharedNorms>>,
 }
 
 /// The norms of a shared expert that has its own.

@@ -153,11 +153,11 @@ fn shared_expert(source: &Source, layer: usize, form: SharedForm) -> Result<Shar
         false => Vec::new(),
     };
     let norms = match form.normed {
-        true => Some(SharedNorms {
+        true => Some(Box::new(SharedNorms {
             input: norm(source, Role::SharedNorm, layer)?,
             output: norm(source, Role::SharedPostNorm, layer)?,
             experts: norm(source, Role::ExpertsPostNorm, layer)?,
-        }),
+        })),
         false => None,
     };
     Ok(SharedExpert { ffn, router, norms })

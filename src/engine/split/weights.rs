@@ -215,7 +215,7 @@ impl Weights {
                     .filter(|_| !c.neurons_inside())
                     .map(|shared| allocator.expert(&shared.ffn))
                     .transpose()?,
-                shared_norms: match layer.ffn.shared().and_then(|shared| shared.norms.as_ref()) {
+                shared_norms: match layer.ffn.shared().and_then(|shared| shared.norms.as_deref()) {
                     Some(SharedNorms { input, output, experts }) => {
                         Some([allocator.norm(input)?, allocator.norm(output)?, allocator.norm(experts)?])
                     }

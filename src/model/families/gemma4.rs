@@ -329,7 +329,7 @@ impl Kinds {
                 true => of(first_reading..windowed.len()).collect(),
                 false => of(0..first_reading).collect(),
             };
-            let keys_of = if reads { of(0..first_reading).last() } else { None };
+            let keys_of = if reads { of(0..first_reading).next_back() } else { None };
             if reads && keys_of.is_none() && !layers.is_empty() {
                 return Err(format!("is {reading}: no layer before them has keys of the kind of layer {}", layers[0]));
             }
