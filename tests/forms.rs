@@ -289,7 +289,7 @@ fn host_device_and_disk_agree_on_every_form() {
         let dir = tempfile::tempdir().unwrap();
         let (mut prng, model) = drawn(seed, dir.path());
         let config = model.config.clone();
-        let (layers, clusters) = (config.layers, config.clusters());
+        let layers = config.layers;
         let sizes: &[usize] = one(&mut prng, &[&[40, 1, 1, 3, 1], &[1, 1, 1, 1, 1, 1], &[7, 1, 32, 1, 2]]);
         let kind = one(&mut prng, &[KvType::F32, KvType::F16]);
         let slots: Vec<usize> = (0..layers).map(|l| slots(&mut prng, config.movable_of(l))).collect();
@@ -302,7 +302,7 @@ fn host_device_and_disk_agree_on_every_form() {
             // SAFETY: the engine drops its device's part before its model: it has both.
             let mut split = unsafe { on_device(&model, device, &slots) }.expect("the budget is what it takes");
             for (l, &slots) in slots.iter().enumerate().filter(|_| prng.below(3) > 0) {
-                let first: Vec<StoreId> = (0..slots).map(|i| StoreId::new((i + l) % clusters)).collect();
+                let first: Vec<StoreId> = (0..slots).map(|i| StoreId::new((i + l) % config.movable())).collect();
                 split.cache.load(&mut *split.device, l, &first).unwrap();
             }
             split.cache.settle(&mut *split.device);

@@ -127,7 +127,7 @@ impl Source {
     fn ffn_roles(&self, layer: usize) -> Result<Vec<Role>> {
         let c = &self.config;
         let gated: &[Role] = if c.ffn_kind == Ffn::Plain { &[] } else { &[Role::Gate] };
-        let matrices = [Role::Up, Role::Down].iter().chain(gated).copied();
+        let matrices = gated.iter().chain(&[Role::Up, Role::Down]).copied();
         let Some(experts) = c.experts(layer) else {
             return Ok(matrices.filter(|_| c.has_ffn(layer)).collect());
         };
