@@ -5,6 +5,7 @@ use crate::formats::neuron_store::{Content, NeuronStore, Section};
 use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::rows::Quant;
 use crate::formats::sections::{Header, SectionFile};
+use crate::model::config::Ffn;
 use crate::model::source::{Role, Source};
 use crate::model::{KvCache, KvType, Model, ModelConfig, NamedActivation};
 use crate::open::model::find;
@@ -187,15 +188,18 @@ pub fn run(args: Args) -> Result<()> {
             let (quant, block, bytes) = match source.config.form.experts {
                 Some(_) => {
                     let layer = routed.expect("a mixture has a layer with experts");
-                    let [gate, up, down] = [Role::Gate, Role::Up, Role::Down].map(|role| source.expert(role, layer, 0));
-                    let (gate, up, down) = (gate?, up?, down?);
-                    let expert = gate.data.len() + up.data.len() + down.data.len();
-                    (Quant::of_source(up.view.info.dtype), expert as u64, source.tensor_bytes())
+                    let gate = (source.config.ffn_kind != Ffn::Plain).then_some(Role::Gate);
+                    let of_role = |role| Ok(source.expert(role, layer, 0)?.data.len() as u64);
+                    let roles = gate.into_iter().chain([Role::Up, Role::Down]);
+                    let expert = roles.map(of_role).sum::<Result<u64>>()?;
+                    let up = source.expert(Role::Up, layer, 0)?.view.info.dtype;
+                    (Quant::of_source(up), expert, source.tensor_bytes())
                 }
                 None => {
                     let types = Types::natural(&source)?;
                     let bytes = if in_place { source.tensor_bytes() } else { packed_bytes(&source, types)? };
-                    (types.of(&source, Role::Up, 0)?, layout(&source, types, 0)?.bytes() as u64, bytes)
+                    let layer = routed.expect("some layer has an FFN");
+                    (types.of(&source, Role::Up, layer)?, layout(&source, types, layer)?.bytes() as u64, bytes)
                 }
             };
             let (fingerprint, types) = (source.fingerprint(), types_of_source(&source));

@@ -127,8 +127,8 @@ impl Source {
     fn ffn_roles(&self, layer: usize) -> Result<Vec<Role>> {
         let c = &self.config;
         let gated: &[Role] = if c.ffn_kind == Ffn::Plain { &[] } else { &[Role::Gate] };
-        let matrices = gated.iter().chain(&[Role::Up, Role::Down]).copied();
         let Some(experts) = c.experts(layer) else {
+            let matrices = [Role::Up, Role::Down].iter().chain(gated).copied();
             return Ok(matrices.filter(|_| c.has_ffn(layer)).collect());
         };
         let (inputs, down) = self.shared_roles(layer);
@@ -155,7 +155,8 @@ impl Source {
             roles.extend(shared.weighted.then_some(Role::SharedRouter));
         }
         for expert in 0..experts.count {
-            matrices.clone().try_for_each(|role| self.expert(role, layer, expert).map(drop))?;
+            let mut matrices = gated.iter().chain(&[Role::Up, Role::Down]);
+            matrices.try_for_each(|&role| self.expert(role, layer, expert).map(drop))?;
         }
         Ok(roles)
     }

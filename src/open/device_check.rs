@@ -93,6 +93,11 @@ pub fn check_device_can(model: &Model, instead: &str) -> Result<()> {
     let c = &model.config;
     let remedy = match c.form.experts.is_some() || c.only_in_place().is_some() {
         true => instead,
+        false if c.movable_layers() < c.layers => {
+            return Err(Error::Usage(format!(
+                "a device cannot compute with this model: {why}; run it with --device none"
+            )));
+        }
         false => "give --quant q8_0 (or pack it so) to use a device",
     };
     let types = model.types();

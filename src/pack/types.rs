@@ -84,7 +84,10 @@ impl Types {
         if source.config.form.experts.is_some() {
             return Ok(natural);
         }
-        let layouts = (0..source.config.layers).map(|l| layout(source, natural, l)).collect::<Result<Vec<_>>>()?;
+        let layouts = (0..source.config.layers)
+            .filter(|&l| source.config.has_ffn(l))
+            .map(|l| layout(source, natural, l))
+            .collect::<Result<Vec<_>>>()?;
         Ok(match block::not_on_device(layouts, source.config.hidden) {
             Some(_) => Types::One(Quant::Q8),
             None => natural,

@@ -92,7 +92,7 @@ impl Mixture {
 pub enum SlotBlocks {
     /// `[slots]` neuron blocks: the rows of each, one after the other.
     Together(View),
-    /// For each part of a block the rows of all slots, `[slots]`.
+    /// For each part of a block the rows of all slots, `[slots]`: of gate, up and down, or of up, down and nothing more.
     Apart([View; 3]),
 }
 
@@ -109,6 +109,11 @@ impl From<Buffer> for SlotBlocks {
 }
 
 impl SlotBlocks {
+    /// The rows of each part by themselves: three parts, or two.
+    pub fn apart(parts: &[Buffer]) -> SlotBlocks {
+        SlotBlocks::Apart(std::array::from_fn(|index| parts[index.min(parts.len() - 1)].into()))
+    }
+
     /// Where part `index` of the first slot begins, and the bytes from one slot to the next.
     pub(super) fn rows(self, layout: &BlockLayout, index: usize) -> (View, usize) {
         let part = layout.parts()[index];

@@ -5,7 +5,6 @@
 use super::scratch::Streaming;
 use super::state::Split;
 use super::streaming::{ChunkCosts, runs};
-use super::weights::expert_parts;
 use super::workspace::SLOTS_AT_ONCE;
 use crate::clock;
 use crate::device::{Call, DenseFfn, HostWork, NONE, OutOfMemory, Stage, Stream, View};
@@ -250,7 +249,7 @@ impl Split {
         let (at, slots, n) = (&self.cache.layers[l], c.ffn.min(SLOTS_AT_ONCE), self.chunk);
         Some(Call::DenseFfn(match &layer.ffn {
             FfnWeights::Experts(weights) if weights.by_neuron() => {
-                let rows = expert_parts(&at.blocks).map(View::from);
+                let rows = std::array::from_fn(|part| View::from(at.blocks[part.min(at.blocks.len() - 1)]));
                 self.inside_chunk_call(c, l, n, weights, (slots, rows, 0))
             }
             FfnWeights::Experts(_) => return None,

@@ -5,10 +5,9 @@
 
 use super::scheduling::{Beside, HostShare};
 use super::state::Split;
-use super::weights::expert_parts;
 use super::workspace::ExchangeLayout;
 use crate::cache::Tier;
-use crate::device::{Call, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream, View};
+use crate::device::{Call, Mixture, NONE, Note, SlotBlocks, SparseFfn, Stage, Stream};
 use crate::engine::ffn::{self, Chosen, Compute, ExpertsRead, OnDevice, Scorer, Selection};
 use crate::engine::forward::Pass;
 use crate::engine::mixture::{look_inside, mixture};
@@ -145,7 +144,7 @@ impl Split {
             mixture: Some(Mixture { experts: weights.experts.len(), rows }),
             slots,
             n,
-            blocks: SlotBlocks::Apart(expert_parts(&at.blocks).map(View::from)),
+            blocks: SlotBlocks::apart(&at.blocks),
             bucket: at.bucket,
             up_bias: at.up_bias,
             input: self.workspace.exchange,

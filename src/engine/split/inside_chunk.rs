@@ -125,10 +125,8 @@ impl Split {
             device.wait(Stream::Copy, s.done[which]);
             // By the memory and not by this layer's rows: a layer whose rows are larger may still be computed from the other half.
             let mut at = which as u64 * (s.scratch.bytes / 2);
-            let (mut rows, skipped) = ([View { buffer: s.scratch, at }; 3], 3 - layout.parts().len());
-            // Without gates the ups have their place, too.
-            let views = rows[skipped..].iter_mut();
-            for ((matrix, part), view) in weights.experts[expert].parts().zip(layout.parts()).zip(views) {
+            let mut rows = [View { buffer: s.scratch, at }; 3];
+            for ((matrix, part), view) in weights.experts[expert].parts().zip(layout.parts()).zip(&mut rows) {
                 let bytes = slots * part.bytes;
                 *view = View { buffer: s.scratch, at };
                 // SAFETY: a matrix of the model's file, which outlives the device.
