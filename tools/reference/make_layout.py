@@ -125,6 +125,7 @@ def nemotron_keys(w, m, arch):
     w.add_head_count_kv([m["kv_heads"] if block == "*" else 0 for block in blocks])
     w.add_key_length(m["head"])
     w.add_value_length(m["head"])
+    w.add_layer_norm_eps(1e-5)
     w.add_layer_norm_rms_eps(1e-5)
     w.add_rope_dimension_count(m["head"])
     w.add_uint32(f"{arch}.ssm.conv_kernel", TAPS)
