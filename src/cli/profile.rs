@@ -301,7 +301,8 @@ fn table(s: &Statistics, activation_thresholds: bool) -> Table {
     header.extend(activation_thresholds.then(|| "cut".into()));
     let columns = header.len();
     table.set_header(header);
-    for layer in &s.layers {
+    // Layers without an FFN or a router have nothing to say.
+    for layer in s.layers.iter().filter(|layer| layer.spread.never < s.neurons) {
         let mut row = spread_cells(layer.layer.to_string(), &layer.spread);
         row.extend(other_cells(layer));
         row.extend(activation_thresholds.then(|| format!("{:.4}", layer.activation_threshold)));

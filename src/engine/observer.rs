@@ -41,7 +41,7 @@ pub struct SeenExperts<'a> {
     pub groups: &'a [Group],
     /// The tokens of each group.
     pub tokens: &'a [Routed],
-    /// True products of gate and up of all their neurons, `[tokens of all groups, 2 ffn]`.
+    /// True products of gate and up of all their neurons, `[tokens of all groups, 2 ffn]`; without gates up's stand in their places.
     pub products: &'a [f32],
     /// What becomes of the two.
     pub kind: Ffn,
@@ -71,7 +71,7 @@ impl SeenExperts<'_> {
 
     /// Whether a neuron with these products is active.
     pub fn active(&self, by: Activation, gate: f32, up: f32) -> bool {
-        self.kind.activation(by, gate, up) != 0.0
+        self.kind.of_expert(by, gate, up) != 0.0
     }
 }
 

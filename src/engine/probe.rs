@@ -89,7 +89,7 @@ impl Probe<'_, '_> {
             selection: None,
             only_active: false,
         });
-        b.experts.shows = observer.looks_inside();
+        b.experts.shows = observer.looks_inside() && !b.routes.tokens.is_empty();
     }
 
     /// Shows the observer what was computed inside the experts of layer `l`, if it looks there.

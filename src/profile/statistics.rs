@@ -93,14 +93,18 @@ impl Profile {
     /// Computes the figures that describe this profile.
     pub fn statistics(&self) -> Statistics {
         let (h, tokens) = (&self.header, self.tokens());
-        let mut all = Vec::new();
+        let (mut all, mut counted) = (Vec::new(), Vec::new());
         let layers = (0..h.layers)
             .map(|layer| {
                 let counts = self.counts(layer);
                 let sums = self.sums(layer);
                 let spread = spread(&counts, tokens);
                 let to_hot = distance_to_hot(&counts, tokens);
-                all.extend(counts);
+                // A layer in which nothing is ever active has nothing that could be.
+                if counts.iter().any(|&count| count > 0) {
+                    all.extend(counts);
+                    counted.push(layer);
+                }
                 let has = |ahead: usize| layer + ahead < h.layers && tokens > 0;
                 LayerStatistics {
                     layer,
@@ -113,9 +117,12 @@ impl Profile {
                 }
             })
             .collect();
+        if all.is_empty() {
+            all.resize(h.ffn, 0);
+        }
         let chosen: u64 = all.iter().sum();
-        let inside: Option<Vec<Vec<u64>>> = (0..h.layers).map(|layer| self.inside(layer)).collect();
-        let inside = inside.map(|counts| counts.concat()).map(|counts| Inside {
+        let inside: Option<Vec<Vec<u64>>> = counted.iter().map(|&layer| self.inside(layer)).collect();
+        let inside = inside.map(|counts| counts.concat()).filter(|counts| !counts.is_empty()).map(|counts| Inside {
             active: counts.iter().sum::<u64>() as f64 / (chosen * (counts.len() / all.len()) as u64).max(1) as f64,
             spread: spread(&counts, tokens),
         });
