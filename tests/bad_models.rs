@@ -669,6 +669,7 @@ fn what_a_family_does_not_do_is_refused_by_name() {
         ("nemotron-h", json!({"n_groups": null}), "config.json: n_groups: missing"),
         ("nemotron-h", json!({"conv_kernel": 1}), "a convolution reads 1 positions; it must be 2 to 64"),
         ("nemotron-h", json!({"time_step_limit": [0.0, 0.5]}), "config.json: time_step_limit: ends steps at 0.5"),
+        ("nemotron-h", json!({"time_step_limit": [0.5, null]}), "config.json: time_step_limit: begins steps at 0.5"),
         ("nemotron-h", json!({"use_bias": true}), "config.json: use_bias: is true; only false is supported"),
         (
             "nemotron-h",

@@ -160,8 +160,8 @@ fn perform(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>, step: Step) {
     let l = step.layer;
     let c = &pass.model.config;
     match step.phase {
-        // A model of neurons has layers without any.
-        Phase::Select | Phase::Copied | Phase::Ffn if c.form.experts.is_none() && !c.has_ffn(l) => {}
+        // A model of neurons has layers without any, which a selection may look ahead from.
+        Phase::Copied | Phase::Ffn if c.form.experts.is_none() && !c.has_ffn(l) => {}
         Phase::Begin => executor.begin(pass),
         Phase::BeginLayer => executor.begin_layer(pass, l),
         Phase::Project => executor.project(pass, l),

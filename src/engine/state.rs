@@ -407,11 +407,12 @@ impl Engine {
         let residents = split.as_ref().map_or(0, Split::residents);
         Host { split: split.as_mut(), timeline: timeline.as_deref_mut(), embeds: true }
             .note(report, Note::End { residents, neurons });
+        let logits = if self.buffers.logit_rows.is_empty() || !whole { &[][..] } else { &self.buffers.logits[..] };
+        // Before a cap makes numbers of what is infinite.
+        self.is_finite = first_non_finite(logits).is_none();
         if whole {
             cap(&mut self.pool, self.model.config.logit_cap, &mut self.buffers.logits);
         }
-        let logits = if self.buffers.logit_rows.is_empty() || !whole { &[][..] } else { &self.buffers.logits[..] };
-        self.is_finite = first_non_finite(logits).is_none();
         if !self.is_finite || self.fault().is_some() || self.unread().is_some() {
             // No result in which a failed device, neurons that could not be read or damaged weights had a part may pass for an answer.
             self.buffers.logits.fill(f32::NAN);

@@ -308,8 +308,8 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
                 norm: norm(source, Role::PerLayerPostNorm, layer)?,
             }),
         },
-        up_bias: biases(c.ffn_bias, &[Role::Up])?,
-        down_bias: biases(c.ffn_bias, &[Role::Down])?,
+        up_bias: biases(c.ffn_bias && c.has_ffn(layer), &[Role::Up])?,
+        down_bias: biases(c.ffn_bias && c.has_ffn(layer), &[Role::Down])?,
         order: crate::ids::Permutation::identity(),
     })
 }

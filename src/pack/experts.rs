@@ -30,6 +30,16 @@ pub(super) fn check(source: &Source, types: Types) -> Result<()> {
         let why = "--quant clusters: a mixture's experts are clusters already; leave it out";
         return Err(Error::Usage(why.into()));
     }
+    for layer in 0..c.layers {
+        let Some(SharedForm { width, .. }) = c.experts(layer).and_then(|experts| experts.shared) else { continue };
+        let quant = types.of(source, source.shared_roles(layer).1, layer)?;
+        if !width.is_multiple_of(quant.unit()) {
+            let (name, unit) = (quant.name(), quant.unit());
+            let why =
+                format!("{name} needs rows of a multiple of {unit} numbers, and a shared expert has {width} neurons");
+            return Err(Error::Usage(format!("{why}; pack it with --quant f16")));
+        }
+    }
     let with_experts = |layer: &usize| c.movable_of(*layer) > 0;
     (0..c.layers).filter(with_experts).try_for_each(|layer| content(source, types, layer).map(drop))
 }

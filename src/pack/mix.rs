@@ -153,11 +153,12 @@ impl Mix {
             Role::Down => by_layer(table.down[usize::from(falcon)]),
             _ => table.main,
         };
-        let cols = match role {
-            Role::O | Role::MixerOut => c.mixer(layer).cols(),
-            Role::SharedDown => {
-                c.experts(layer).and_then(|experts| experts.shared).map_or(c.hidden, |shared| shared.width)
-            }
+        let experts = c.experts(layer);
+        let cols = match (role, experts.and_then(|experts| experts.shared)) {
+            (Role::O | Role::MixerOut, _) => c.mixer(layer).cols(),
+            (Role::SharedDown, Some(shared)) => shared.width,
+            // One FFN in the place of experts.
+            (Role::Down, Some(shared)) if experts.is_some_and(|experts| experts.count == 0) => shared.width,
             _ => c.hidden,
         };
         fitting(kind, cols)

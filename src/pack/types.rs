@@ -104,7 +104,11 @@ impl Types {
             (Types::One(quant), Role::Embed | Role::Head | Role::DeltaBeta | Role::DeltaAlpha) => quant.of_edges(),
             (Types::One(quant), _) => quant,
             (Types::Mix(mix), _) => mix.of(&source.config, role, layer),
-            (Types::Own { down }, Role::Down) => down,
+            (Types::Own { down }, Role::Down)
+                if source.config.experts(layer).is_none_or(|experts| experts.count > 0) =>
+            {
+                down
+            }
             (Types::Clusters, Role::Gate | Role::Up | Role::Down) => {
                 Quant::of_source(source.weight(role, layer)?.info.dtype)
             }
@@ -131,8 +135,12 @@ impl Types {
             let parts = layer.qkv.parts().iter().map(|part| part.quant).rev();
             let inputs = inputs.iter().copied().rev().zip(parts);
             let block = layer.block();
-            let others = [(output, layer.o.quant), (Role::Down, block.down().quant), (Role::Up, block.up().quant)];
-            inputs.chain(others).all(|(role, quant)| mix.of(&model.config, role, l) == quant)
+            let of_ffn = [(Role::Down, block.down().quant), (Role::Up, block.up().quant)];
+            let of_ffn = of_ffn.into_iter().filter(|_| model.config.has_ffn(l));
+            inputs
+                .chain([(output, layer.o.quant)])
+                .chain(of_ffn)
+                .all(|(role, quant)| mix.of(&model.config, role, l) == quant)
         })
     }
 

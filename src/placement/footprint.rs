@@ -100,7 +100,7 @@ impl Footprint {
         let (attention, most) = (c.mixers().map(|m| bytes(&m)).sum::<usize>(), c.most_of_mixers(bytes));
         let inputs = c.ffn_kind.rows() - 1;
         let shared = |width: usize| inputs * width * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(width);
-        let shared: usize = shared_widths(c).map(shared).sum();
+        let shared: usize = device_widths(c).map(shared).sum();
         Footprint {
             layers: c.layers,
             hidden: c.hidden,
@@ -245,10 +245,14 @@ fn whole_experts(c: &ModelConfig) -> Option<Experts> {
     c.form.experts.filter(|experts| !experts.by_neuron)
 }
 
-/// Neurons of what every token passes through in each layer of a mixture that has such a thing, where a device computes it.
+/// Neurons of what every token passes through in each layer of a mixture that has such a thing.
 fn shared_widths(c: &ModelConfig) -> impl Iterator<Item = usize> {
-    let layers = if c.neurons_inside() { 0 } else { c.layers };
-    (0..layers).filter_map(|layer| Some(c.experts(layer)?.shared?.width))
+    (0..c.layers).filter_map(|layer| Some(c.experts(layer)?.shared?.width))
+}
+
+/// The same where a device computes it: beside experts by neuron the host does.
+fn device_widths(c: &ModelConfig) -> impl Iterator<Item = usize> {
+    shared_widths(c).filter(|_| !c.neurons_inside())
 }
 
 /// Bytes of the shared experts of all layers that a device computes.
@@ -260,7 +264,7 @@ fn shared_bytes(model: &Model) -> u64 {
 /// Weights of attention's matrices and of shared experts, of all layers.
 fn attention_weights(c: &ModelConfig) -> usize {
     c.mixers().map(|m| m.weights(c.hidden)).sum::<usize>()
-        + c.hidden * c.ffn_kind.rows() * shared_widths(c).sum::<usize>()
+        + c.hidden * c.ffn_kind.rows() * device_widths(c).sum::<usize>()
 }
 
 /// Weights of what is placed as one.

@@ -105,6 +105,11 @@ impl Plan {
     /// [`Error::Usage`] where there are not two windows, one to train on and one to hold back.
     pub fn new(model: &Model, tokens: usize, limit: usize) -> Result<Plan> {
         let c = &model.config;
+        if c.form.experts.is_none() && c.movable_layers() < c.layers {
+            let why = "some layers of this model have no FFN, so that no predictor can be trained or calibrated for it yet; \
+                       --predictor exact leaves out what does not fire";
+            return Err(Error::Usage(why.into()));
+        }
         let size = WINDOW.min(c.context);
         let all: Vec<(usize, usize)> =
             (0..tokens).step_by(size).map(|first| (first, size.min(tokens - first))).collect();

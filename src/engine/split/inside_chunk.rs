@@ -27,10 +27,12 @@ impl Split {
         if half == 0 || !c.ffn.is_multiple_of(4) {
             return Ok(());
         }
-        // Every piece is three copies, of which the costs have those of one; every column is multiplied, whether its token has the expert or not.
+        // Every piece is a copy for each part, of which the costs have those of one; every column is multiplied, whether its token has the expert or not.
         let (more, columns) = ((c.ffn.div_ceil(half) - 1) as f64, crate::cpu::MAX_COLUMNS as f64);
-        let (link_us, device_us) =
-            (costs.link_us + more * 3.0 * costs.copy_us, costs.device_us.max(columns * costs.device_token_us));
+        let (link_us, device_us) = (
+            costs.link_us + more * c.ffn_kind.rows() as f64 * costs.copy_us,
+            costs.device_us.max(columns * costs.device_token_us),
+        );
         let costs = ExpertCosts { link_us, device_us, device_token_us: 0.0, ..costs };
         let device = &mut self.device;
         let scratch = device.alloc(2 * half as u64 * block)?;

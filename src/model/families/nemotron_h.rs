@@ -116,8 +116,12 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
     }
     c.refuse_unless_default("use_conv_bias", &Value::Bool(true))?;
     c.refuse_unless_default("mamba_hidden_act", &Value::from("silu"))?;
-    if let Some(most) = all["time_step_limit"][1].as_f64() {
+    let limits = &all["time_step_limit"];
+    if let Some(most) = limits[1].as_f64() {
         return Err(c.bad("time_step_limit", format!("ends steps at {most}, which is not supported")));
+    }
+    if let Some(least) = limits[0].as_f64().filter(|&least| least != 0.0) {
+        return Err(c.bad("time_step_limit", format!("begins steps at {least}, which is not supported")));
     }
     no_latent(c.optional_size("moe_latent_size")?).map_err(|why| c.bad("moe_latent_size", why))?;
     let config = match c.optional_size("n_routed_experts")?.filter(|&count| count > 0) {
