@@ -14,6 +14,7 @@ use dynamicinfer::formats::{TensorInfo, safetensors};
 use dynamicinfer::lab::record::{Request, record};
 use dynamicinfer::lab::replay::active;
 use dynamicinfer::model::source::Source;
+use dynamicinfer::model::weights::Layer;
 use dynamicinfer::model::{FfnWeights, KvType, Model};
 use dynamicinfer::open::{EngineOptions, ModelOptions, Quiet, layer_blocks, open};
 use dynamicinfer::pack::{PackOptions, pack};
@@ -406,14 +407,21 @@ fn a_selection_bias_chooses_experts_and_is_no_part_of_their_weights() {
 }
 
 #[test]
-fn a_selection_bias_that_is_damaged_or_would_be_lost_is_refused() {
+fn a_selection_bias_is_kept_and_refused_where_it_is_damaged_or_would_be_lost() {
     let dir = tempfile::tempdir().unwrap();
     let why = Source::open(&biased("mixtral.gguf", dir.path(), 1), None).map(drop).unwrap_err().to_string();
     assert!(why.contains("blk.1.exp_probs_b.bias: the tensor is missing"), "{why}");
     let source = Source::open(&biased("smallthinker.gguf", dir.path(), 5), None).unwrap();
     let options = PackOptions { types: Quant::F16.into(), orders: None };
-    let packed = pack(&source, &dir.path().join("m.neurons"), &options, &|_, _| Ok(()));
-    usage(packed, "this mixture's router has a selection bias, which no store holds");
+    let store = dir.path().join("m.neurons");
+    pack(&source, &store, &options, &|_, _| Ok(())).unwrap();
+    let kept = |model: Model| {
+        let of = |layer: &Layer| layer.ffn.experts().unwrap().selection_bias.clone();
+        model.layers.iter().map(of).collect::<Vec<_>>()
+    };
+    let published = kept(Model::in_place(source).unwrap());
+    assert!(published.iter().all(|bias| !bias.is_empty()));
+    assert_eq!(kept(Model::open(&store).unwrap()), published);
     let from = fixture("qwen3-moe");
     for file in ["config.json", "tokenizer.json"] {
         std::fs::copy(from.join(file), dir.path().join(file)).unwrap();

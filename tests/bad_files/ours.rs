@@ -308,17 +308,21 @@ fn a_history_of_impossible_size_is_refused_by_the_field() {
     }
 }
 
-/// No store holds them, so a layer without them would give other answers.
+/// What a store lacks or none holds is missed, since a layer without it would give other answers.
 #[test]
-fn a_store_that_names_a_shared_expert_biases_or_sinks_is_refused() {
+fn a_store_that_names_what_it_does_not_hold_is_refused() {
     let (ours, shared) = (store(1, 64, 32), SharedForm { width: 32, weighted: true, normed: false });
+    let normed = SharedForm { normed: true, ..shared };
     let experts = Experts { scoring: Scoring::Softmax, ..Experts::all(4) };
     let of = |experts: Experts| LayerForm { experts: Some(experts), ..LayerForm::default() };
     for (form, part) in [
         (of(experts), "layer.0.ffn: "),
-        (of(Experts { shared: Some(shared), ..experts }), "config: names a shared expert, which no store holds"),
+        (of(Experts { shared: Some(shared), ..experts }), "layer.0.shared_gate: the section is missing"),
+        (
+            of(Experts { shared: Some(normed), ..experts }),
+            "config: names norms of a shared expert, which no store holds",
+        ),
         (of(Experts { biases: true, ..experts }), "config: names biases of experts, which no store holds"),
-        (of(Experts { selection_bias: true, ..experts }), "config: names a selection bias, which no store holds"),
         (LayerForm { sinks: true, ..LayerForm::default() }, "config: names sinks of attention, which no store holds"),
         (
             of(Experts { scaled: true, ..experts }),
