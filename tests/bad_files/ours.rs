@@ -312,7 +312,6 @@ fn a_history_of_impossible_size_is_refused_by_the_field() {
 #[test]
 fn a_store_that_names_what_it_does_not_hold_is_refused() {
     let (ours, shared) = (store(1, 64, 32), SharedForm { width: 32, weighted: true, normed: false });
-    let normed = SharedForm { normed: true, ..shared };
     let experts = Experts { scoring: Scoring::Softmax, ..Experts::all(4) };
     let of = |experts: Experts| LayerForm { experts: Some(experts), ..LayerForm::default() };
     for (form, part) in [
