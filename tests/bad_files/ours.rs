@@ -317,10 +317,6 @@ fn a_store_that_names_what_it_does_not_hold_is_refused() {
     for (form, part) in [
         (of(experts), "layer.0.ffn: "),
         (of(Experts { shared: Some(shared), ..experts }), "layer.0.shared_gate: the section is missing"),
-        (
-            of(Experts { shared: Some(normed), ..experts }),
-            "config: names norms of a shared expert, which no store holds",
-        ),
         (of(Experts { biases: true, ..experts }), "config: names biases of experts, which no store holds"),
         (LayerForm { sinks: true, ..LayerForm::default() }, "config: names sinks of attention, which no store holds"),
         (
