@@ -36,7 +36,7 @@ static RENDERING: Work = Work {
     longest_answer: 8 * MAX_OUTPUT,
     memory: 512 << 20,
     // 64 KiB of source need 28 MiB at the measured 430 bytes of stack for every byte of `not not`.
-    stack: 32 << 20,
+    stack: 64 << 20,
     computed: Duration::from_secs(2),
     wall: Duration::from_secs(10),
 };

@@ -63,6 +63,8 @@ impl Writer {
         Ok(())
     }
 
+    // Apart, so that lists, which nest deepest, take little of the stack.
+    #[inline(never)]
     fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         let pairs = value.as_object().and_then(|map| map.try_iter_pairs()).into_iter().flatten();
         let mut pairs: Vec<(Value, Value)> = pairs.collect();
