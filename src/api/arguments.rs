@@ -29,6 +29,32 @@ pub fn argument<'a>(arguments: &'a Value, key: &str) -> Option<&'a Value> {
     Some(resolve(arguments, own, String::new()).0)
 }
 
+/// Characters that a text with this schema has at least and at most.
+pub fn lengths(schema: &Value) -> (u64, Option<u64>) {
+    (schema["minLength"].as_u64().unwrap_or(0), schema["maxLength"].as_u64())
+}
+
+/// The texts that an argument with this schema of a text may be, where it names them.
+pub fn only_texts(schema: &Value) -> Option<Vec<&str>> {
+    let (least, most) = lengths(schema);
+    let listed = schema["enum"].as_array();
+    let only = schema.get("const").map(std::slice::from_ref);
+    let fits = |text: &&str| {
+        let length = text.chars().count() as u64;
+        length >= least && most.is_none_or(|most| length <= most)
+    };
+    let both = |text: &&str| only.is_none() || listed.is_none_or(|listed| listed.iter().any(|one| one == text));
+    let texts = only.or(listed.map(Vec::as_slice))?.iter().filter_map(Value::as_str);
+    Some(texts.filter(fits).filter(both).collect())
+}
+
+/// Whether an argument with this schema can be no text, though it has to be one.
+pub fn fits_no_text(schema: &Value) -> bool {
+    let (least, most) = lengths(schema);
+    schema["type"] == "string"
+        && (most.is_some_and(|most| most < least) || only_texts(schema).is_some_and(|texts| texts.is_empty()))
+}
+
 /// Whether an argument with this schema is a text that a call has as it is; any other value is JSON.
 pub fn is_text(schema: &Value) -> bool {
     let texts = |values: &Value| {
@@ -41,6 +67,7 @@ pub fn is_text(schema: &Value) -> bool {
         && schema.get("const").is_none_or(Value::is_string)
         && length("minLength")
         && length("maxLength")
+        && !fits_no_text(schema)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The grammar of an answer with calls in a model's own format, as llguidance's dialect of Lark.
 
-use super::arguments::{argument, is_text, resolve};
+use super::arguments::{argument, fits_no_text, is_text, lengths, only_texts, resolve};
 use super::call_format::{Body, CallFormat};
-use super::reader::Callable;
+use super::reading::Callable;
 use super::schema_parts::{Way, reroot};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -61,6 +61,7 @@ impl NativeCalls {
             text: String::new(),
             count: 0,
             root: Value::Null,
+            root_bytes: 0,
             place: String::new(),
             kept: 0,
             copied: 0,
@@ -130,6 +131,8 @@ struct Rules<'a> {
     count: usize,
     /// The root to which references of the form begin, without the other forms.
     root: Value,
+    /// Its bytes as JSON.
+    root_bytes: usize,
     /// JSON pointer of the form.
     place: String,
     /// Values with a schema of their own so far.
@@ -152,6 +155,7 @@ impl Rules<'_> {
             self.root = self.schema.clone();
         }
         reroot(&mut self.root, "#/$defs/all");
+        self.root_bytes = self.root.to_string().len();
     }
 
     /// Adds a rule and returns its name.
@@ -190,11 +194,13 @@ impl Rules<'_> {
         for key in &keys {
             let (own, must) = (schema["properties"].get(key), required.contains(key));
             // No value fits.
-            if !must && own.is_some_and(|own| *own == false || own["enum"] == json!([])) {
+            let whole = argument(arguments, key);
+            let is_none = |own: &Value| *own == false || own["enum"] == json!([]);
+            if !must && (own.is_some_and(is_none) || whole.is_some_and(fits_no_text)) {
                 continue;
             }
             let steps = if own.is_some() { &["properties", key][..] } else { &["additionalProperties"] };
-            let value = self.value(own.or(further), argument(arguments, key), way(&place, steps), marks);
+            let value = self.value(own.or(further), whole, way(&place, steps), marks);
             let rule = self.rule(&format!("{before_key} {} {before_value} {value}", plain(key)));
             let _ = write!(written, " {rule}{}", if must { "" } else { "?" });
         }
@@ -203,6 +209,8 @@ impl Rules<'_> {
             let names: Vec<String> = keys.iter().map(|key| plain(key)).collect();
             let other = if names.is_empty() { String::new() } else { format!(" & ~({})", names.join(" | ")) };
             let name = self.named("K", "", &format!("/[^<>\\s{behind}]+/{other}"));
+            // Names that only a pattern allows have any value.
+            let further = further.filter(|further| **further != false);
             let value = self.value(further, further, way(&place, &["additionalProperties"]), marks);
             let rule = self.rule(&format!("{before_key} {name} {before_value} {value}"));
             let _ = write!(written, " {rule}*");
@@ -213,24 +221,28 @@ impl Rules<'_> {
     /// A value with the mark behind it: `schema` is what it is kept to; `whole`, by which it is read, has the parts that no grammar holds, too.
     fn value(&mut self, schema: Option<&Value>, whole: Option<&Value>, at: Way, marks: &Marks) -> String {
         let after = &marks.after_value;
+        if let Some(texts) = whole.filter(|whole| is_text(whole)).and_then(only_texts) {
+            let texts: Vec<String> = texts.into_iter().map(plain).collect();
+            return format!("({}) {after}", texts.join(" | "));
+        }
         if let Some(text) = whole.filter(|whole| is_text(whole)) {
-            let (least, most) = (text["minLength"].as_u64().unwrap_or(0), text["maxLength"].as_u64());
+            let (least, most) = lengths(text);
             let counted = self.counted.saturating_add(least.max(most.unwrap_or(0)));
             if counted > MAX_COUNTED {
                 self.not_held.push(at);
-                return self.text(text, 0, None, after);
+                return self.text(0, None, after);
             }
             self.counted = counted;
-            return self.text(text, least, most, after);
+            return self.text(least, most, after);
         }
         let Some(schema) = schema.filter(|schema| **schema != true) else {
-            return self.text(&Value::Null, 0, None, after);
+            return self.text(0, None, after);
         };
-        let root = if has_references(schema) { self.root.to_string().len() } else { 0 };
-        let bytes = self.copied + schema.to_string().len() + root;
-        if self.kept == MAX_KEPT || bytes > MAX_COPIED {
+        let of = |schema: &Value| schema.to_string().len() + if has_references(schema) { self.root_bytes } else { 0 };
+        let bytes = if self.kept < MAX_KEPT { self.copied + of(schema) } else { usize::MAX };
+        if bytes > MAX_COPIED {
             self.not_held.push(at);
-            return self.text(&Value::Null, 0, None, after);
+            return self.text(0, None, after);
         }
         (self.kept, self.copied) = (self.kept + 1, bytes);
         format!("{} {after}", self.json_of(schema))
@@ -254,12 +266,7 @@ impl Rules<'_> {
     }
 
     /// A text as it is, of at least and at most so many characters, with the mark behind it.
-    fn text(&mut self, schema: &Value, least: u64, most: Option<u64>, after: &str) -> String {
-        let values = schema.get("const").map_or(schema["enum"].as_array().cloned(), |only| Some(vec![only.clone()]));
-        if let Some(values) = values {
-            let values: Vec<String> = values.iter().map(Value::to_string).collect();
-            return format!("({}) {after}", values.join(" | "));
-        }
+    fn text(&mut self, least: u64, most: Option<u64>, after: &str) -> String {
         let text = match (least, most) {
             (0, None) => "/(?s:.*)/".to_owned(),
             (least, most) => format!("/(?s:.{{{least},{}}})/", most.map_or(String::new(), |most| most.to_string())),

@@ -5,7 +5,7 @@ use super::call_grammar::NativeCalls;
 use super::error::ApiError;
 use super::messages::{ChatMessage, conversation, join_parts};
 use super::model::ServedModel;
-use super::reader::Reading;
+use super::reading::Reading;
 use super::tools::Tools;
 use crate::child::Wanted;
 use crate::tokenizer::chat_template::Message;

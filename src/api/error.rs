@@ -117,7 +117,7 @@ pub fn refuse<const N: usize>(refused: [(&str, bool, &str); N]) -> Result<(), Ap
 pub fn unknown_field(path: &str, fields: &[&str]) -> ApiError {
     let name = path.rsplit('.').next().unwrap_or(path);
     // Within another field there are other names.
-    let near = crate::settings::nearest(name, fields.iter().copied().filter(|_| name == path));
+    let near = if name == path { crate::settings::nearest(name, fields.iter().copied()) } else { None };
     let hint = near.map_or(String::new(), |near| format!("; did you mean '{near}'?"));
     ApiError::field(excerpt(path), format!("unknown field '{}'{hint}", excerpt(name))).code("unknown_field")
 }

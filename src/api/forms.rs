@@ -2,7 +2,7 @@
 
 use super::call_grammar::NativeCalls;
 use super::error::{ApiError, unsupported};
-use super::reader::Thoughts;
+use super::reading::Thoughts;
 use super::schema_bounds::pointer;
 use super::schema_parts::{Way, reroot};
 use serde_json::{Value, json};
@@ -97,7 +97,10 @@ impl Forms {
     pub fn refuse_strict(&self, not_held: &[Way]) -> Result<(), ApiError> {
         match not_held.iter().find(|way| self.of(way).0.is_some_and(|form| form.strict == Some(true))) {
             None => Ok(()),
-            Some(way) => Err(unsupported(format!("{} is not held in the model's own format of calls", pointer(way)))),
+            Some(way) => Err(unsupported(format!(
+                "{} cannot be held in the model's own format of calls; leave it out, or set strict to false",
+                pointer(way)
+            ))),
         }
     }
 

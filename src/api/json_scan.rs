@@ -36,6 +36,12 @@ pub enum Place {
 }
 
 impl ValueScan {
+    /// Whether a text that is a value so far ends within a string.
+    pub fn ends_quoted(text: &str) -> bool {
+        let mut scan = ValueScan::default();
+        text.chars().all(|c| matches!(scan.take(c), Place::Before | Place::Inside)) && scan.quoted
+    }
+
     /// Takes the value's next character.
     pub fn take(&mut self, c: char) -> Place {
         if !self.begun && c.is_ascii_whitespace() {

@@ -18,6 +18,7 @@ pub mod model;
 pub mod places;
 pub mod probe;
 pub mod reader;
+pub mod reading;
 pub mod request;
 mod response_object;
 pub mod responses;

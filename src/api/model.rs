@@ -3,7 +3,7 @@
 use super::error::{ApiError, TOO_LONG};
 use super::habits::Habits;
 use super::probe::{self, CallHabits, Probe, Render};
-use super::reader::Thoughts;
+use super::reading::Thoughts;
 use super::schema::Schemas;
 use crate::child::{Wanted, this_program};
 use crate::engine::sampler::SamplingParams;

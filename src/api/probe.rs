@@ -2,7 +2,8 @@
 
 use super::call_format::{Body, CallFormat};
 use super::json_scan::Keys;
-use super::reader::{Callable, Part, Reader, Reading, Thoughts};
+use super::reader::Reader;
+use super::reading::{Callable, Part, Reading, Thoughts};
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::sync::Arc;

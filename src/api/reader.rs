@@ -3,74 +3,10 @@
 use super::arguments::{argument, is_text};
 use super::call_format::{Body, CallFormat, Match, begins, find, words};
 use super::json_scan::{CallScan, Goes, Place, ValueScan};
-use serde::{Deserialize, Serialize};
+use super::reading::{Part, Reading, Thoughts};
+use serde_json::json;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 use std::sync::Arc;
-
-/// A piece of an answer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Part {
-    /// Thoughts that go on.
-    Thought(String),
-    /// Text that goes on.
-    Text(String),
-    /// A call of this function begins.
-    Call(String),
-    /// Arguments of the last call that go on, as JSON.
-    Arguments(String),
-}
-
-/// The texts around a model's thoughts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Thoughts {
-    /// Before them, without white space.
-    pub open: String,
-    /// Behind them, without white space.
-    pub close: String,
-}
-
-/// A function that an answer may call.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Callable {
-    /// Its name.
-    pub name: String,
-    /// The JSON schema of its arguments.
-    pub arguments: Value,
-}
-
-/// How the answers to a request are read.
-#[derive(Clone, Debug, Default)]
-pub struct Reading {
-    /// How calls are written, and what can be called; `None`: nothing.
-    pub calls: Option<(CallFormat, Vec<Callable>)>,
-    /// How thoughts are written; `None`: there are none.
-    pub thoughts: Option<Thoughts>,
-    /// Whether the prompt ends within thoughts.
-    pub thinking: bool,
-}
-
-impl Reading {
-    /// Whether an answer may be anything but text.
-    pub fn is_plain(&self) -> bool {
-        self.calls.is_none() && self.thoughts.is_none()
-    }
-
-    /// The texts that mark calls and thoughts.
-    pub fn marks(&self) -> impl Iterator<Item = &str> {
-        let calls = self.calls.iter().flat_map(|(format, _)| format.marks());
-        calls.chain(self.thoughts.iter().flat_map(|marks| [marks.open.as_str(), marks.close.as_str()]))
-    }
-
-    /// Whether a function's name begins so.
-    fn may_call(&self, begin: &str) -> bool {
-        self.calls.iter().flat_map(|(_, functions)| functions).any(|function| function.name.starts_with(begin))
-    }
-
-    fn callable(&self, name: &str) -> Option<&Callable> {
-        self.calls.as_ref()?.1.iter().find(|function| function.name == name)
-    }
-}
 
 /// Where an answer is.
 #[derive(Clone, Debug)]
@@ -456,6 +392,8 @@ impl Reader {
         let Body::Parameters { after_value, .. } = &format.body else { return Step::Wait };
         let (at, found) = self.find(&words(after_value));
         let end = match found {
+            // A string may have the mark in it.
+            Match::Whole(_) if !is_text && ValueScan::ends_quoted(&self.rest[..at]) => Match::None,
             Match::Whole(bytes) => format.ends_value(&self.rest, at, bytes),
             _ => Match::Begun,
         };
@@ -538,6 +476,7 @@ fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::api::json_scan::Keys;
+    use crate::api::reading::Callable;
 
     fn format(open: &str, body: Body, join: Option<&str>, close: &str) -> CallFormat {
         CallFormat { open: open.into(), body, join: join.map(str::to_owned), close: close.into() }

@@ -1,7 +1,7 @@
 //! The objects of POST /v1/responses: whole answers, and the events of a stream.
 
 use super::model::ServedModel;
-use super::reader::Part;
+use super::reading::Part;
 use crate::generation::{Done, Reason};
 use crate::tokenizer::Special;
 use serde_json::{Map, Value, json};

@@ -13,7 +13,7 @@
 //! for each request.
 //!
 //! Calls in a model's own format have a grammar of their own, with a copy of a schema for each value. The trial compiles both, and walks
-//! through both.
+//! through that one.
 //!
 //! What a grammar cannot hold of a schema is left out, unless the request wants all of it (`strict`): the trial finds it.
 
@@ -21,7 +21,7 @@ use super::call_grammar::NativeCalls;
 use super::error::{ApiError, unsupported};
 use super::forms::AnswerForms;
 use super::places::{Place, Places};
-use super::reader::Thoughts;
+use super::reading::Thoughts;
 use super::schema_bounds::{check, heavy_places, place_of};
 use super::schema_parts::{Way, culprits, ignored, remove};
 use crate::child::{Children, Wanted, Work, say, status_bytes};
@@ -117,12 +117,12 @@ impl LeftOut {
 
 /// What a trial is about.
 #[derive(Deserialize, Serialize)]
-struct Question<S> {
+struct Question<S, N> {
     /// Whether all of the schema has to be enforced.
     strict: bool,
     schema: S,
     /// Calls that are written in the model's own format.
-    native: Option<Native>,
+    native: Option<N>,
 }
 
 /// The forms of a schema, the first of which are calls in a model's own format.
@@ -240,9 +240,10 @@ impl Schemas {
                 None => compile(grammars, &schema, strict),
             };
             let made = made.map_err(|why| unsupported(placed(&schema, &why)))?;
+            let begun = native.as_ref().is_some_and(|native| native.begun);
             Ok(match native.map(|native| native.calls) {
                 _ if !or_text => made,
-                Some(calls) if !calls.trigger().is_empty() => made.after(&calls.trigger()),
+                Some(calls) if begun => made.after(&calls.trigger()),
                 Some(calls) if calls.format.open.trim() == "[" => made.if_begins(b'['),
                 _ => made.if_begins(b'{'),
             })
@@ -273,7 +274,7 @@ impl Schemas {
         wanted: &Wanted,
     ) -> Result<LeftOut, ApiError> {
         check(schema).map_err(unsupported)?;
-        let text = serde_json::to_string(&Question { strict, schema, native: native.cloned() }).unwrap_or_default();
+        let text = serde_json::to_string(&Question { strict, schema, native }).unwrap_or_default();
         self.verdict(text, schema, client, wanted).await?.map_err(unsupported)
     }
 
@@ -399,14 +400,14 @@ fn weighed(schema: &Value, why: &str) -> String {
 /// calls it when the first argument is [`CHILD_ARGUMENT`].
 pub fn child_main() -> ExitCode {
     TRIAL.run(|request| {
-        let question = serde_json::from_slice::<Question<Value>>(&request).ok()?;
+        let question = serde_json::from_slice::<Question<Value, Native>>(&request).ok()?;
         check(&question.schema).ok()?;
         serde_json::to_vec(&watched(&question)).ok()
     })
 }
 
 /// The verdict of a trial; if the trial takes too long, a message that says where it was, and the process ends.
-fn watched(question: &Question<Value>) -> Verdict {
+fn watched(question: &Question<Value, Native>) -> Verdict {
     let at = &Mutex::new(None::<Vec<u8>>);
     std::thread::scope(|scope| {
         let (done, over) = channel::<()>();
@@ -441,25 +442,26 @@ fn late(at: Option<&[u8]>) -> String {
 ///
 /// # Errors
 /// Why the schema is refused, in words.
-fn trial(question: &Question<Value>, mut told: impl FnMut(&[u8]) + Send) -> Verdict {
+fn trial(question: &Question<Value, Native>, mut told: impl FnMut(&[u8]) + Send) -> Verdict {
     let Question { strict, schema, native } = question;
     let small = Grammars::small()?;
     let before = status_bytes("VmHWM:").unwrap_or(0);
     let (mut grammar, rest, left_out) = without_culprits(&small, schema, *strict)?;
     let left_out = LeftOut { ignored: ignored(schema, &grammar.warnings()), ..left_out };
-    let mut grammars = vec![(grammar, MAX_WALK)];
+    let mut most = MAX_WALK;
+    // What answers are kept to then.
     if let Some(native) = native {
         // Here no token is a control token.
         let literal = |text: &str| if text.is_empty() { String::new() } else { Value::from(text).to_string() };
-        let calls = small.lark(native.lark(&rest, *strict, &literal).0).map_err(|why| placed(schema, &why))?;
-        grammars.push((calls, MAX_WALK + MAX_NAME));
+        grammar = small.lark(native.lark(&rest, *strict, &literal).0).map_err(|why| placed(schema, &why))?;
+        most += MAX_NAME;
     }
     if left_out.bytes() > MAX_LEFT_OUT {
         let n = left_out.removed.len() + left_out.ignored.len();
         return Err(format!("{n} of its parts cannot be enforced, too many to list; leave them out"));
     }
-    let mut walks = grammars.iter().flat_map(|(grammar, most)| WAYS.map(|way| (grammar.clone(), way, *most)));
-    with_stack(MASK_STACK, move || walks.try_for_each(|(mut grammar, way, most)| grammar.walk(way, most, &mut told)))??;
+    let mut walk = move |way| grammar.clone().walk(way, most, &mut told);
+    with_stack(MASK_STACK, move || WAYS.into_iter().try_for_each(&mut walk))??;
     match status_bytes("VmHWM:").unwrap_or(0).saturating_sub(before) {
         more if more > MAX_MEMORY => {
             Err(weighed(schema, &format!("it takes more than {} MiB of memory", MAX_MEMORY >> 20)))
@@ -490,7 +492,7 @@ fn without_culprits(small: &Grammars, schema: &Value, strict: bool) -> Result<(G
 mod tests {
     use super::*;
     use crate::api::call_format::{Body, CallFormat};
-    use crate::api::reader::Callable;
+    use crate::api::reading::Callable;
     use serde_json::json;
 
     /// The trial was of the schema alone, and the daemon compiled a grammar that no child had tried.

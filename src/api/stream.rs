@@ -3,7 +3,8 @@
 use super::error::{ApiError, unsupported};
 use super::forms::AnswerForms;
 use super::model::ServedModel;
-use super::reader::{Part, Reader, Reading};
+use super::reader::Reader;
+use super::reading::{Part, Reading};
 use super::response_object::{Response, ResponseEvents};
 use super::tools::FunctionCall;
 use crate::child::Wanted;

@@ -6,7 +6,7 @@
 
 use super::error::ApiError;
 use super::forms::Form;
-use super::reader::Callable;
+use super::reading::Callable;
 use super::schema_parts::reroot;
 use super::unknown::{Given, Unknown, open_object};
 use crate::error::excerpt;

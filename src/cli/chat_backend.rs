@@ -3,7 +3,8 @@
 use super::daemon_verbs::{Asked, budget_of};
 use super::serve::ModelLoader;
 use crate::api::chat::{CHAT_FIELDS, ChatRequest};
-use crate::api::reader::{Part, Reader};
+use crate::api::reader::Reader;
+use crate::api::reading::Part;
 use crate::api::{ApiError, Asker, Generates, ServedModel, TOO_LONG, parse};
 use crate::child::Wanted;
 use crate::client::{Client, until_interrupted};

@@ -2,7 +2,7 @@
 
 use super::chat_backend::{Backend, Taken};
 use super::wrap::{Wrap, columns};
-use crate::api::reader::Part;
+use crate::api::reading::Part;
 use crate::clock;
 use crate::error::{Error, Result, safe_text};
 use crate::interrupt;

@@ -2,7 +2,8 @@
 
 use crate::daemon::{Daemon, PATIENCE, command, read_all, read_answer, request, said};
 use dynamicinfer::api::call_format::CallFormat;
-use dynamicinfer::api::reader::{Callable, Part, Reader, Reading};
+use dynamicinfer::api::reader::Reader;
+use dynamicinfer::api::reading::{Callable, Part, Reading};
 use dynamicinfer::api::tools::FunctionCall;
 use rustix::process::Signal;
 use serde_json::{Value as Json, json};
