@@ -41,13 +41,16 @@ KERNEL __launch_bounds__(128) expert_gates(const u8 *gates, const u8 *ups, const
     const size_t place = slot_of(at) * ffn + row;
     const float *const column = x + size_t(blockIdx.y / used) * hidden;
     float sums[2];
+    // What is gate and up is multiplied once.
+    const int parts = gates == ups ? 1 : 2;
 #pragma unroll 1
-    for (int part = 0; part < 2; part++) {
+    for (int part = 0; part < parts; part++) {
         const u8 *const of = part == 0 ? gates + place * gate_bytes : ups + place * up_bytes;
         const float sum = row_dot(of, column, hidden, type_of(types, part));
         sums[part == 0 ? 0 : 1] = sum;
     }
     if (threadIdx.x % WARP != 0) return;
+    if (parts == 1) sums[1] = sums[0];
     if (biased) {
         // Looked up again: kept in a register meanwhile, others spill.
         const u32 expert = reinterpret_cast<const volatile u32 *>(chosen + blockIdx.y)[0] >> 16;

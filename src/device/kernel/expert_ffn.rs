@@ -76,6 +76,11 @@ impl ExpertFfn {
         slot | (expert as u32) << NUMBERS.trailing_zeros()
     }
 
+    /// Whether gate and up are the same, which is read and multiplied once.
+    fn is_its_own_gate(&self) -> bool {
+        self.blocks[0] == self.blocks[1]
+    }
+
     /// Bytes of a row of each part.
     fn row_bytes(&self) -> [usize; 3] {
         let [gate, up, down] = self.quants;
@@ -119,7 +124,10 @@ impl ExpertFfn {
         // SAFETY: the slot holds the rows, the results have room for all columns; the kernels are for this machine.
         unsafe {
             kernels.dot(gate)(self.rows(at, 0, slot), ffn, inputs, gates.as_mut_ptr(), ffn);
-            kernels.dot(up)(self.rows(at, 1, slot), ffn, inputs, ups.as_mut_ptr(), ffn);
+            match self.is_its_own_gate() {
+                true => ups.copy_from_slice(gates),
+                false => kernels.dot(up)(self.rows(at, 1, slot), ffn, inputs, ups.as_mut_ptr(), ffn),
+            }
         }
         if !of_input.is_empty() {
             let (of_gates, of_ups) = of_input.split_at(ffn);
@@ -172,10 +180,9 @@ impl DeviceKernel for ExpertFfn {
             }
             if !scratch.tokens.is_empty() {
                 self.expert(at, kernels, slot, x, scratch);
-                // What is gate and up is read from memory once.
-                let first = usize::from(self.blocks[0] == self.blocks[1]);
-                let bytes = self.slot_bytes()[first..].iter().sum::<usize>() as u64;
-                work += KernelWork::products(bytes, 3 * hidden * self.ffn, scratch.tokens.len());
+                let parts = &self.slot_bytes()[usize::from(self.is_its_own_gate())..];
+                let bytes = parts.iter().sum::<usize>() as u64;
+                work += KernelWork::products(bytes, parts.len() * hidden * self.ffn, scratch.tokens.len());
             }
         }
         assert!(

@@ -111,7 +111,12 @@ impl From<Buffer> for SlotBlocks {
 impl SlotBlocks {
     /// The rows of each part by themselves: three parts, or two.
     pub fn apart(parts: &[Buffer]) -> SlotBlocks {
-        SlotBlocks::Apart(std::array::from_fn(|index| parts[index.min(parts.len() - 1)].into()))
+        SlotBlocks::Apart(SlotBlocks::three(parts))
+    }
+
+    /// The rows of the parts in their order, of which the last stands for what is not there: up, down and down where there is no gate.
+    pub fn three(parts: &[Buffer]) -> [View; 3] {
+        std::array::from_fn(|index| parts[index.min(parts.len() - 1)].into())
     }
 
     /// Where part `index` of the first slot begins, and the bytes from one slot to the next.

@@ -7,7 +7,7 @@ use super::state::Split;
 use super::streaming::{ChunkCosts, runs};
 use super::workspace::SLOTS_AT_ONCE;
 use crate::clock;
-use crate::device::{Call, DenseFfn, HostWork, NONE, OutOfMemory, Stage, Stream, View};
+use crate::device::{Call, DenseFfn, HostWork, NONE, OutOfMemory, SlotBlocks, Stage, Stream, View};
 use crate::engine::ffn::{self, Compute, Counts, Neurons, Work};
 use crate::engine::forward::Pass;
 use crate::engine::sparsity::Wanted;
@@ -249,7 +249,7 @@ impl Split {
         let (at, slots, n) = (&self.cache.layers[l], c.ffn.min(SLOTS_AT_ONCE), self.chunk);
         Some(Call::DenseFfn(match &layer.ffn {
             FfnWeights::Experts(weights) if weights.by_neuron() => {
-                let rows = std::array::from_fn(|part| View::from(at.blocks[part.min(at.blocks.len() - 1)]));
+                let rows = SlotBlocks::three(&at.blocks);
                 self.inside_chunk_call(c, l, n, weights, (slots, rows, 0))
             }
             FfnWeights::Experts(_) => return None,

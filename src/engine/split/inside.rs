@@ -25,9 +25,14 @@ impl Split {
         pass.probe.show_experts(pass.buffers, l, experts);
         if weights.experts.is_empty() {
             self.experts.on_host.take(&pass.buffers.routes, |_| true);
-            let bytes = self.host_experts(pass, l, weights, Beside::Scheduling(Wanted::Experts));
+            let needed = weights.shared.is_some();
+            let beside = Beside::Scheduling(Wanted::Experts);
+            let bytes = if needed { self.host_experts(pass, l, weights, beside) } else { 0 };
             (self.wanted[l], self.current[l].neurons[Tier::Host]) = (0, 0);
-            self.merge(c, l, n, true);
+            self.merge(c, l, n, needed);
+            if !needed {
+                self.schedule(pass, l, Wanted::Experts);
+            }
             return pass.probe.report.add_experts(l, c, 0, ExpertsRead { bytes, ..ExpertsRead::default() });
         }
         look_inside(pass, l);

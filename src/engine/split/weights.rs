@@ -107,7 +107,7 @@ impl DeviceMatrix {
     }
 }
 
-/// Buffers of an expert's gate, up and down; without a gate up has its place as well.
+/// Buffers of an expert's gate, up and down; without a gate up has its place as well: up, up and down.
 pub fn expert_parts(parts: &[Buffer]) -> [Buffer; 3] {
     match *parts {
         [up, down] => [up, up, down],
