@@ -14,6 +14,7 @@ use dynamicinfer::model::config::{Activation, NamedActivation};
 use dynamicinfer::model::source::{Role, Source};
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::pack::{PackOptions, Types, pack};
+use dynamicinfer::placement::footprint::Footprint;
 use std::path::{Path, PathBuf};
 use support::error;
 use support::law::logits;
@@ -79,6 +80,10 @@ fn experts_by_neuron_answer_as_the_published_files_do() {
         let source = with_activation(name, activation);
         let model = packed(&source, Types::One(Quant::F32), &store);
         assert_eq!(model.fingerprint(), source.fingerprint());
+        // Nothing that lies in memory is left out of a plan.
+        let weights: u64 = model.bytes_by_type().iter().map(|(_, bytes)| bytes).sum();
+        let planned = Footprint::of_model(&model, 16, KvType::F16).whole_bytes(0);
+        assert!(planned >= weights + model.head.bytes(), "{name}: {planned} of {weights}");
         let expected = logits(&mut in_place(source), KvType::F32, &PASSES, None);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
             let mut engine = Engine::new(Model::open(&store).unwrap(), 2, Kernels::of(isa).unwrap());
@@ -174,6 +179,8 @@ fn what_gains_nothing_is_refused_with_the_reason() {
         why.to_string()
     };
     assert!(refused(&fixture("qwen3-moe.gguf"), Types::One(Quant::F16), None).contains("nothing is gained"));
+    let scaled = with_activation("gemma4-moe.gguf", Some(Activation::Relu.into()));
+    assert!(refused(&scaled, Types::One(Quant::F16), None).contains("norms or scales of its own for experts"));
     let relu = fixture("smallthinker.gguf");
     assert!(refused(&relu, Types::Clusters, None).contains("--quant clusters"));
     let order: Vec<u32> = (0..relu.config.ffn as u32).collect();

@@ -158,7 +158,7 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
         },
         model: DiskModel {
             layers: model.config.layers,
-            attention_bytes: (footprint.attention_bytes + predictor_bytes) as f64,
+            attention_bytes: (footprint.attention_bytes + footprint.host_shared_bytes + predictor_bytes) as f64,
             head_bytes: footprint.head_bytes as f64,
             ffn_bytes,
             activated,

@@ -33,6 +33,8 @@ pub struct Footprint {
     pub attention_weights: u64,
     /// Bytes of the embedding and learned positions; with tied embeddings of the positions alone.
     pub embeddings_bytes: u64,
+    /// Bytes of the shared experts that the host computes, beside experts by neuron.
+    pub host_shared_bytes: u64,
     /// Bytes of the head and its norm.
     pub head_bytes: u64,
     /// Bytes of working memory for a prompt's chunk of [`CHUNK`] tokens, and of the tables of slots.
@@ -78,12 +80,13 @@ impl Footprint {
                 .flat_map(|l| l.qkv.parts().iter().chain([&l.o]))
                 .map(Matrix::padded_bytes)
                 .sum::<u64>()
-                + shared_bytes(model)
+                + if model.config.neurons_inside() { 0 } else { shared_bytes(model) }
                 + small_bytes(&model.config),
             attention_layer_bytes: attention_layer_bytes(model),
             attention_made_bytes: attention_made_bytes(model),
             embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
                 + model.positions.map_or(0, |p| p.bytes()),
+            host_shared_bytes: if model.config.neurons_inside() { shared_bytes(model) } else { 0 },
             head_bytes: model.head.padded_bytes() + norm_bytes(&model.config),
             ..Footprint::of_shape(&model.config, model.quant, context, kv)
         }
@@ -100,7 +103,8 @@ impl Footprint {
         let (attention, most) = (c.mixers().map(|m| bytes(&m)).sum::<usize>(), c.most_of_mixers(bytes));
         let inputs = c.ffn_kind.rows() - 1;
         let shared = |width: usize| inputs * width * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(width);
-        let shared: usize = device_widths(c).map(shared).sum();
+        let shared: usize = shared_widths(c).map(shared).sum();
+        let on_device = if c.neurons_inside() { 0 } else { shared };
         Footprint {
             layers: c.layers,
             hidden: c.hidden,
@@ -108,11 +112,12 @@ impl Footprint {
             placed_layers: c.movable_layers(),
             experts_used: whole_experts(c).map(|experts| experts.used),
             block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
-            attention_bytes: (attention + shared) as u64 + small_bytes(c),
+            attention_bytes: (attention + on_device) as u64 + small_bytes(c),
             attention_layer_bytes: [most as u64; 2],
             attention_made_bytes: 0,
             attention_weights: attention_weights(c) as u64,
             embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
+            host_shared_bytes: if c.neurons_inside() { shared as u64 } else { 0 },
             head_bytes: edge + norm_bytes(c),
             buffers_bytes: buffers_bytes(c),
             chunk_bytes: CHUNKS.map(|tokens| workspace_bytes(c, tokens) - workspace_bytes(c, CHUNK)),
@@ -188,7 +193,8 @@ impl Footprint {
     /// Of `ram` bytes what is left for [`Footprint::on_host`] beside all neurons, keys and values of so many sequences and the embedding. Where all of
     /// the model fits, the shortest chunks have theirs in any case.
     pub fn host_room(&self, ram: u64, sequences: usize) -> u64 {
-        let parts = self.ffn_bytes() + self.host_kv_bytes * sequences.max(1) as u64 + self.embeddings_bytes;
+        let weights = self.ffn_bytes() + self.host_shared_bytes + self.embeddings_bytes;
+        let parts = weights + self.host_kv_bytes * sequences.max(1) as u64;
         let room = ram.saturating_sub(parts);
         let fits = room >= self.attention_bytes + self.head_bytes;
         if fits { room.max(self.on_host(CHUNK, true)) } else { room }
@@ -196,7 +202,7 @@ impl Footprint {
 
     /// Bytes of all weights, and of keys and values of so many sequences.
     pub fn whole_bytes(&self, sequences: usize) -> u64 {
-        let beside = self.attention_bytes + self.head_bytes + self.embeddings_bytes;
+        let beside = self.attention_bytes + self.host_shared_bytes + self.head_bytes + self.embeddings_bytes;
         self.ffn_bytes() + beside + self.host_kv_bytes * sequences as u64
     }
 
@@ -250,21 +256,15 @@ fn shared_widths(c: &ModelConfig) -> impl Iterator<Item = usize> {
     (0..c.layers).filter_map(|layer| Some(c.experts(layer)?.shared?.width))
 }
 
-/// The same where a device computes it: beside experts by neuron the host does.
-fn device_widths(c: &ModelConfig) -> impl Iterator<Item = usize> {
-    shared_widths(c).filter(|_| !c.neurons_inside())
-}
-
-/// Bytes of the shared experts of all layers that a device computes.
+/// Bytes of the shared experts of all layers.
 fn shared_bytes(model: &Model) -> u64 {
-    let layers = if model.config.neurons_inside() { &[] } else { &model.layers[..] };
-    layers.iter().filter_map(|layer| layer.ffn.experts()).map(ExpertWeights::shared_bytes).sum()
+    model.layers.iter().filter_map(|layer| layer.ffn.experts()).map(ExpertWeights::shared_bytes).sum()
 }
 
-/// Weights of attention's matrices and of shared experts, of all layers.
+/// Weights of attention's matrices and of the shared experts that lie beside them, of all layers.
 fn attention_weights(c: &ModelConfig) -> usize {
-    c.mixers().map(|m| m.weights(c.hidden)).sum::<usize>()
-        + c.hidden * c.ffn_kind.rows() * device_widths(c).sum::<usize>()
+    let shared: usize = if c.neurons_inside() { 0 } else { shared_widths(c).sum() };
+    c.mixers().map(|m| m.weights(c.hidden)).sum::<usize>() + c.hidden * c.ffn_kind.rows() * shared
 }
 
 /// Weights of what is placed as one.

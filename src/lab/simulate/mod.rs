@@ -52,6 +52,7 @@ pub fn scaled(real: &Footprint, layers: usize, ffn: usize) -> Footprint {
         attention_made_bytes: real.attention_made_bytes,
         attention_weights: part(real.attention_weights),
         embeddings_bytes: part(real.embeddings_bytes),
+        host_shared_bytes: part(real.host_shared_bytes),
         head_bytes: part(real.head_bytes),
         buffers_bytes: part(real.buffers_bytes),
         chunk_bytes: real.chunk_bytes.map(part),
