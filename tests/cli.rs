@@ -333,10 +333,7 @@ fn a_prompt_may_come_from_a_pipe_and_need_not_be_text() {
     let run = place.run(&["run", &e2b, "Once", "-n3", "--ignore-eos"]);
     assert_eq!(run.code, 0, "{}", run.err);
     for (args, says) in [
-        (
-            &["--device", "virtual", "--vram", "4MiB"][..],
-            "it has embeddings for each layer (they are f16); leave out the device",
-        ),
+        (&["--device", "virtual", "--vram", "4MiB"][..], "it has embeddings for each layer; leave out the device"),
         (&["--predictor", "exact"], "all of its neurons are computed; leave out the options of predictors"),
         (&["--quant", "q8_0"], "--quant: a model with embeddings for each layer is read where it lies"),
     ] {

@@ -365,6 +365,7 @@ fn inside_agrees(model: &Path, dir: &Path) -> (Profile, Profile) {
     (in_place, by_neuron)
 }
 
+/// Bytes of a section and where they lie.
 fn place(bytes: &[u8], section: &str) -> (usize, usize) {
     let header: Json = serde_json::from_slice(&bytes[header_at(bytes)..]).unwrap();
     let found = header["sections"].as_array().unwrap().iter().find(|s| s["name"] == section).unwrap();

@@ -2,6 +2,33 @@
 
 use super::*;
 
+/// A model's GGUF with each of these keys changed says why; without one of `required`, or without one of `tensors`, that it is missing.
+fn each_is_refused(model: &str, arch: &str, cases: &[(&str, Value, &str)], required: &[&str], tensors: &[&str]) {
+    for (key, value, want) in cases {
+        let key = format!("{arch}.{key}");
+        let message = gguf_refusal(model, "model.gguf", &key, |f| f.set(&key, value.clone()));
+        assert_says(&message, &[want], &key);
+    }
+    for key in required {
+        let key = format!("{arch}.{key}");
+        let message = gguf_refusal(model, "model.gguf", &key, |f| f.remove(&key));
+        assert_says(&message, &[&format!("{key}: missing")], &key);
+    }
+    for name in tensors {
+        let message = gguf_refusal(model, "model.gguf", name, |f| f.drop_tensor(name));
+        assert_says(&message, &["the tensor is missing"], name);
+    }
+}
+
+/// A case whose value is a number.
+fn number<'a>((key, value, want): (&'a str, u32, &'a str)) -> (&'a str, Value, &'a str) {
+    (key, Value::U32(value), want)
+}
+
+/// What both kinds of linear attention need.
+const STATE: [&str; 5] =
+    ["ssm.inner_size", "ssm.group_count", "ssm.conv_kernel", "ssm.state_size", "ssm.time_step_rank"];
+
 #[test]
 fn keys_of_a_delta_net_that_contradict_each_other_are_refused_by_name() {
     let cases = [
@@ -13,21 +40,10 @@ fn keys_of_a_delta_net_that_contradict_each_other_are_refused_by_name() {
         ("full_attention_interval", 0, "no layer has attention"),
         ("rope.dimension_count", 7, "qwen35.rope.dimension_count: is 7; it must be even"),
     ];
-    for (key, value, want) in cases {
-        let key = format!("qwen35.{key}");
-        let message = gguf_refusal("qwen35.gguf", "model.gguf", &key, |f| f.set(&key, Value::U32(value)));
-        assert_says(&message, &[want], &key);
-    }
-    for key in ["ssm.inner_size", "ssm.group_count", "ssm.conv_kernel", "ssm.state_size", "ssm.time_step_rank"] {
-        let key = format!("qwen35.{key}");
-        let message = gguf_refusal("qwen35.gguf", "model.gguf", &key, |f| f.remove(&key));
-        assert_says(&message, &[&format!("{key}: missing")], &key);
-    }
-    for name in ["ssm_a", "ssm_dt.bias", "ssm_norm.weight", "ssm_conv1d.weight", "ssm_out.weight", "attn_gate.weight"] {
-        let name = format!("blk.1.{name}");
-        let message = gguf_refusal("qwen35.gguf", "model.gguf", &name, |f| f.drop_tensor(&name));
-        assert_says(&message, &["the tensor is missing"], &name);
-    }
+    let tensors =
+        ["ssm_a", "ssm_dt.bias", "ssm_norm.weight", "ssm_conv1d.weight", "ssm_out.weight", "attn_gate.weight"];
+    let tensors = tensors.map(|name| format!("blk.1.{name}"));
+    each_is_refused("qwen35.gguf", "qwen35", &cases.map(number), &STATE, &tensors.each_ref().map(String::as_str));
 }
 
 #[test]
@@ -43,23 +59,11 @@ fn keys_of_mamba_that_contradict_each_other_are_refused_by_name() {
         ("feed_forward_length", 80, "nemotron_h.feed_forward_length: is the u32 80, expected an array of i32"),
         ("block_count", 9, "nemotron_h.attention.head_count_kv: names 5 blocks of 9"),
     ];
-    for (key, value, want) in cases {
-        let key = format!("nemotron_h.{key}");
-        let message = gguf_refusal("nemotron-h.gguf", "model.gguf", &key, |f| f.set(&key, Value::U32(value)));
-        assert_says(&message, &[want], &key);
-    }
-    for key in ["ssm.inner_size", "ssm.group_count", "ssm.conv_kernel", "ssm.state_size", "ssm.time_step_rank"] {
-        let key = format!("nemotron_h.{key}");
-        let message = gguf_refusal("nemotron-h.gguf", "model.gguf", &key, |f| f.remove(&key));
-        assert_says(&message, &[&format!("{key}: missing")], &key);
-    }
-    for name in
-        ["ssm_a", "ssm_d", "ssm_dt.bias", "ssm_norm.weight", "ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_in.weight"]
-    {
-        let name = format!("blk.2.{name}");
-        let message = gguf_refusal("nemotron-h.gguf", "model.gguf", &name, |f| f.drop_tensor(&name));
-        assert_says(&message, &["the tensor is missing"], &name);
-    }
+    let tensors =
+        ["ssm_a", "ssm_d", "ssm_dt.bias", "ssm_norm.weight", "ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_in.weight"];
+    let tensors = tensors.map(|name| format!("blk.2.{name}"));
+    let tensors = tensors.each_ref().map(String::as_str);
+    each_is_refused("nemotron-h.gguf", "nemotron_h", &cases.map(number), &STATE, &tensors);
 }
 
 #[test]
@@ -67,36 +71,65 @@ fn keys_of_gemma4_that_contradict_each_other_are_refused_by_name() {
     let bools = |list: &[bool]| Value::Array(Array::Bool(list.to_vec()));
     let ints = |list: &[i32]| Value::Array(Array::I32(list.to_vec()));
     let cases = [
-        ("attention.sliding_window_pattern", bools(&[true, false]), "names 2 layers of 4"),
-        ("attention.sliding_window_pattern", bools(&[true; 4]), "names no layer without a window"),
-        ("attention.sliding_window", Value::U32(0), "missing: most layers of gemma4 have a window"),
-        ("attention.head_count_kv", ints(&[2, 1, 1, 1]), "is 1 in one layer and 2 in another of its kind"),
-        ("attention.head_count_kv", ints(&[2, 1]), "names 2 layers of 4"),
-        ("attention.head_count_kv", ints(&[0, 1, 0, 1]), "is 0 in one layer and 0 in another of its kind"),
-        ("attention.value_length_swa", Value::U32(8), "is 8; it must be 16, as attention.key_length_swa says"),
-        ("attention.shared_kv_layers", Value::U32(9), "is 9, and there are 4 layers"),
-        ("attn_logit_softcapping", Value::F32(50.0), "is 50; no softcap of attention is supported for gemma4"),
-        ("rope.freq_base_swa", Value::F32(0.0), "0 is not a positive number"),
+        (
+            "attention.sliding_window_pattern",
+            bools(&[true, false]),
+            "gemma4.attention.sliding_window_pattern: names 2 layers of 4",
+        ),
+        (
+            "attention.sliding_window_pattern",
+            bools(&[true; 4]),
+            "gemma4.attention.sliding_window_pattern: names no layer without a window",
+        ),
+        (
+            "attention.sliding_window",
+            Value::U32(0),
+            "gemma4.attention.sliding_window: missing: most layers of gemma4 have a window",
+        ),
+        (
+            "attention.head_count_kv",
+            ints(&[2, 1, 1, 1]),
+            "gemma4.attention.head_count_kv: is 1 in one layer and 2 in another of its kind",
+        ),
+        ("attention.head_count_kv", ints(&[2, 1]), "gemma4.attention.head_count_kv: names 2 layers of 4"),
+        (
+            "attention.head_count_kv",
+            ints(&[0, 1, 0, 1]),
+            "gemma4.attention.head_count_kv: is 0 in one layer and 0 in another of its kind",
+        ),
+        (
+            "attention.value_length_swa",
+            Value::U32(8),
+            "gemma4.attention.value_length_swa: is 8; it must be 16, as attention.key_length_swa says",
+        ),
+        (
+            "attention.shared_kv_layers",
+            Value::U32(9),
+            "gemma4.attention.shared_kv_layers: is 9, and there are 4 layers",
+        ),
+        (
+            "attn_logit_softcapping",
+            Value::F32(50.0),
+            "gemma4.attn_logit_softcapping: is 50; no softcap of attention is supported for gemma4",
+        ),
+        ("rope.freq_base_swa", Value::F32(0.0), "gemma4.rope.freq_base_swa: 0 is not a positive number"),
     ];
-    for (key, value, want) in cases {
-        let key = format!("gemma4.{key}");
-        let message = gguf_refusal("gemma4.gguf", "model.gguf", &key, |f| f.set(&key, value.clone()));
-        assert_says(&message, &[&key, want], &key);
-    }
-    for (name, tensor) in [
-        ("gemma4.gguf", "blk.2.layer_output_scale.weight"),
-        ("gemma4.gguf", "blk.0.attn_v.weight"),
-        ("gemma4-moe.gguf", "blk.1.ffn_gate_inp.scale"),
-        ("gemma4-moe.gguf", "blk.1.ffn_down_exps.scale"),
-        ("gemma4-moe.gguf", "blk.3.pre_ffw_norm_2.weight"),
-        ("gemma4-moe.gguf", "blk.3.post_ffw_norm_1.weight"),
-        ("gemma4-moe.gguf", "blk.3.ffn_gate.weight"),
-        ("gemma4-e2b.gguf", "per_layer_token_embd.weight"),
-        ("gemma4-e2b.gguf", "per_layer_proj_norm.weight"),
-        ("gemma4-e2b.gguf", "blk.4.inp_gate.weight"),
+    each_is_refused("gemma4.gguf", "gemma4", &cases, &[], &[]);
+    for (model, tensors) in [
+        ("gemma4.gguf", &["blk.2.layer_output_scale.weight", "blk.0.attn_v.weight"][..]),
+        (
+            "gemma4-moe.gguf",
+            &[
+                "blk.1.ffn_gate_inp.scale",
+                "blk.1.ffn_down_exps.scale",
+                "blk.3.pre_ffw_norm_2.weight",
+                "blk.3.post_ffw_norm_1.weight",
+                "blk.3.ffn_gate.weight",
+            ],
+        ),
+        ("gemma4-e2b.gguf", &["per_layer_token_embd.weight", "per_layer_proj_norm.weight", "blk.4.inp_gate.weight"]),
     ] {
-        let message = gguf_refusal(name, "model.gguf", tensor, |f| f.drop_tensor(tensor));
-        assert_says(&message, &["the tensor is missing"], tensor);
+        each_is_refused(model, "gemma4", &[], &[], tensors);
     }
     // A draft head is no model by itself.
     let message = gguf_refusal("gemma4.gguf", "model.gguf", "an assistant", |f| {
