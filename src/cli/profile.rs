@@ -301,8 +301,13 @@ fn table(s: &Statistics, activation_thresholds: bool) -> Table {
     header.extend(activation_thresholds.then(|| "cut".into()));
     let columns = header.len();
     table.set_header(header);
-    // Layers without an FFN or a router have nothing to say.
-    for layer in s.layers.iter().filter(|layer| layer.spread.never < s.neurons) {
+    for layer in &s.layers {
+        // As in layers without an FFN or a router.
+        if layer.spread.never == s.neurons {
+            let nothing = ["nothing is ever active".to_owned()];
+            table.add_row([layer.layer.to_string()].into_iter().chain(nothing).chain(vec![String::new(); columns - 2]));
+            continue;
+        }
         let mut row = spread_cells(layer.layer.to_string(), &layer.spread);
         row.extend(other_cells(layer));
         row.extend(activation_thresholds.then(|| format!("{:.4}", layer.activation_threshold)));

@@ -5,7 +5,6 @@ use crate::formats::neuron_store::{Content, NeuronStore, Section};
 use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::rows::Quant;
 use crate::formats::sections::{Header, SectionFile};
-use crate::model::config::Ffn;
 use crate::model::source::{Role, Source};
 use crate::model::{KvCache, KvType, Model, ModelConfig, NamedActivation};
 use crate::open::model::find;
@@ -188,9 +187,8 @@ pub fn run(args: Args) -> Result<()> {
             let (quant, block, bytes) = match source.config.form.experts {
                 Some(_) => {
                     let layer = routed.expect("a mixture has a layer with experts");
-                    let gate = (source.config.ffn_kind != Ffn::Plain).then_some(Role::Gate);
-                    let of_role = |role| Ok(source.expert(role, layer, 0)?.data.len() as u64);
-                    let roles = gate.into_iter().chain([Role::Up, Role::Down]);
+                    let of_role = |&role| Ok(source.expert(role, layer, 0)?.data.len() as u64);
+                    let roles = Role::gate_and_up(source.config.ffn_kind).iter().chain(&[Role::Down]);
                     let expert = roles.map(of_role).sum::<Result<u64>>()?;
                     let up = source.expert(Role::Up, layer, 0)?.view.info.dtype;
                     (Quant::of_source(up), expert, source.tensor_bytes())

@@ -241,7 +241,8 @@ fn end_output(pass: &mut Pass<'_, '_>, l: usize) {
     add_layer_input(pass, l);
     let scale = pass.model.layers[l].output_scale;
     if scale != 1.0 {
-        pass.buffers.x.iter_mut().for_each(|x| *x *= scale);
+        let (n, x) = (pass.n(), &mut pass.buffers.x);
+        each(pass.pool, n, x, |_, x| x.iter_mut().for_each(|x| *x *= scale));
     }
 }
 

@@ -48,7 +48,7 @@ impl Net<'_> {
     }
 }
 
-/// out[t] = the linear attention of token t. `projected` is `[n, rows]`: q, k, v, z, beta and alpha of each token; `out` is `[n, values]`. The
+/// out[t] = the linear attention of token t. `projected` is `[n, rows]`: q, k, v, z, beta (of a delta net) and alpha of each token; `out` is `[n, values]`. The
 /// tokens of a sequence follow each other, and the caches' states go on with them until the pass is committed.
 pub(super) fn linear_attention(
     (pool, kernels): (&mut ThreadPool, &Kernels),

@@ -36,9 +36,9 @@ pub(super) fn add_layer_input(pass: &mut Pass<'_, '_>, l: usize) {
     let Buffers { layer_inputs: LayerInputRoom { inputs, gates, .. }, x, columns, projected, normed, .. } = &mut **b;
     linear(pool, kernels, &of.gate, x, n, columns, gates);
     let own = |t: usize| &inputs[(t * c.layers + l) * count..][..count];
-    for (t, gates) in gates.chunks_exact_mut(count).enumerate() {
+    each(pool, n, gates, |t, gates| {
         gates.iter_mut().zip(own(t)).for_each(|(gate, own)| *gate = c.activation.apply(*gate) * own);
-    }
+    });
     linear(pool, kernels, &of.out, gates, n, columns, projected);
     each(pool, n, normed, |t, out| math::norm(c.norm, &of.norm, &projected[t * h..(t + 1) * h], out));
     math::add(x, normed);

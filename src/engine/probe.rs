@@ -48,8 +48,7 @@ impl Probe<'_, '_> {
     ) {
         let Some(observer) = &mut self.observer else { return };
         let (c, n) = (compute.config, b.positions.len());
-        // Of layers with fewer neurons than others.
-        let width = layer.ffn.width().unwrap_or(c.ffn);
+        let width = c.width(l);
         b.true_gates.resize(n * width, 0.0);
         b.activations.resize(n * width, 0.0);
         let (gates, activations) = (&mut b.true_gates, &mut b.activations);

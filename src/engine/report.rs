@@ -60,7 +60,7 @@ impl Report {
     ) {
         self.computed.resize(config.layers, 0);
         self.computed[l] += match (wanted, selection) {
-            (Wanted::All, _) => (layer.ffn.width().unwrap_or(config.ffn) * n) as u64,
+            (Wanted::All, _) => (config.width(l) * n) as u64,
             (_, Some(selection)) => selection.pairs(),
             (_, None) => read.active,
         };

@@ -381,7 +381,7 @@ impl ModelConfig {
                 return Err(format!("the shared expert's size is {width}; it must be 1 to {MAX_WIDTH}"));
             }
             if self.ffn_bias || biases && self.ffn_kind == Ffn::Plain {
-                return Err("experts with these biases are not supported".into());
+                return Err("biases of neurons in a mixture, or of experts without gates, are not supported".into());
             }
             if self.form.norms.parallel() || self.form.residual_scale != 1.0 {
                 return Err("experts beside parallel attention or with a residual scale are not supported".into());

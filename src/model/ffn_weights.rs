@@ -257,11 +257,6 @@ impl FfnWeights {
         self.experts()?.shared.as_ref()
     }
 
-    /// Neurons of whole matrices, which may differ from layer to layer; `None` of others.
-    pub fn width(&self) -> Option<usize> {
-        if let FfnWeights::Matrices(matrices) = self { Some(matrices.down.cols) } else { None }
-    }
-
     /// Bytes of all weights.
     pub fn bytes(&self) -> u64 {
         match self {

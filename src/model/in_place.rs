@@ -3,7 +3,7 @@
 //! They store `down` by output, so an FFN is whole matrices and no neuron can be left out or moved. That is all that a dense model needs,
 //! and a mixture of experts, which leaves out whole experts.
 
-use super::config::{Ffn, Norm, Positions};
+use super::config::{Norm, Positions};
 use super::ffn_weights::{ExpertBiases, ExpertWeights, FfnMatrices, FfnWeights, SharedExpert, SharedNorms};
 use super::layer::{Norms, RouterInput, SharedForm};
 use super::matrix::Matrix;
@@ -163,21 +163,17 @@ fn shared_expert(source: &Source, layer: usize, form: SharedForm) -> Result<Shar
     Ok(SharedExpert { ffn, router, norms })
 }
 
-/// The roles of the matrices that an FFN's input is multiplied with.
-fn gate_and_up(source: &Source) -> &'static [Role] {
-    if source.config.ffn_kind == Ffn::Plain { &[Role::Up] } else { &[Role::Gate, Role::Up] }
-}
-
 /// Matrices of no neurons, of the types that the first layer with an FFN has.
-fn no_ffn(source: &Source) -> Result<FfnMatrices> {
+fn no_ffn(source: &Source, layer: usize) -> Result<FfnMatrices> {
     let c = &source.config;
-    let layer = (0..c.layers).find(|&layer| c.has_ffn(layer)).expect("some layer has an FFN");
+    let layer = c.ffn_like(layer);
     let none = |role: Role, rows: usize, cols: usize| -> Result<Matrix> {
         let view = source.weight(role, layer)?;
         // SAFETY: nothing is read.
         Ok(unsafe { Matrix::unpadded(&view.data[..0], Quant::of_source(view.info.dtype), rows, cols) })
     };
-    let input = gate_and_up(source).iter().map(|&role| none(role, 0, c.hidden)).collect::<Result<_>>()?;
+    let input =
+        Role::gate_and_up(source.config.ffn_kind).iter().map(|&role| none(role, 0, c.hidden)).collect::<Result<_>>()?;
     Ok(FfnMatrices { input: Stacked::new(input), down: none(Role::Down, c.hidden, 0)?, down_by_neuron: false })
 }
 
@@ -185,14 +181,18 @@ fn ffn(source: &Source, layer: usize) -> Result<FfnWeights> {
     let weight = |role| source.weight(role, layer).map(matrix);
     let Some(form) = source.config.experts(layer) else {
         if !source.config.has_ffn(layer) {
-            return Ok(FfnWeights::Matrices(no_ffn(source)?));
+            return Ok(FfnWeights::Matrices(no_ffn(source, layer)?));
         }
-        let input = Stacked::new(gate_and_up(source).iter().map(|&role| weight(role)).collect::<Result<_>>()?);
+        let input = Stacked::new(
+            Role::gate_and_up(source.config.ffn_kind).iter().map(|&role| weight(role)).collect::<Result<_>>()?,
+        );
         return Ok(FfnWeights::Matrices(FfnMatrices { input, down: weight(Role::Down)?, down_by_neuron: false }));
     };
     let expert = |expert| -> Result<FfnMatrices> {
         let of = |role| expert_matrix(source, role, layer, expert);
-        let input = Stacked::new(gate_and_up(source).iter().map(|&role| of(role)).collect::<Result<_>>()?);
+        let input = Stacked::new(
+            Role::gate_and_up(source.config.ffn_kind).iter().map(|&role| of(role)).collect::<Result<_>>()?,
+        );
         Ok(FfnMatrices { input, down: of(Role::Down)?, down_by_neuron: false })
     };
     let shared = form.shared.map(|form| shared_expert(source, layer, form)).transpose()?;

@@ -369,6 +369,12 @@ impl ModelConfig {
         self.form.experts.and_then(|experts| experts.shared).is_some_and(|shared| shared.normed)
     }
 
+    /// The layer whose FFN says what that of layer number `layer` would be: itself, or the first that has one.
+    pub fn ffn_like(&self, layer: usize) -> usize {
+        let first = || (0..self.layers).find(|&layer| self.has_ffn(layer)).expect("some layer has an FFN");
+        if self.has_ffn(layer) { layer } else { first() }
+    }
+
     /// [`ModelConfig::movable`] of layer number `layer`: none of one without an FFN, or without a router in a mixture.
     pub fn movable_of(&self, layer: usize) -> usize {
         match self.has_ffn(layer) && self.experts(layer).is_none_or(|experts| experts.count > 0) {

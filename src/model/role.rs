@@ -1,5 +1,6 @@
 //! The purposes that tensors of a model have.
 
+use super::config::Ffn;
 use super::layer::Mixer;
 
 /// What a tensor is for, by one name for all families. Tensors of a layer are asked for with the layer's number. The order is that of
@@ -105,7 +106,12 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether it is of a layer's FFN, its norm included.
+    /// The roles of the matrices that an FFN's or an expert's input is multiplied with.
+    pub fn gate_and_up(kind: Ffn) -> &'static [Role] {
+        if kind == Ffn::Plain { &[Role::Up] } else { &[Role::Gate, Role::Up] }
+    }
+
+    /// Whether it is of a layer's FFN, its norms included.
     pub fn is_of_ffn(self) -> bool {
         use Role::*;
         matches!(
@@ -115,8 +121,13 @@ impl Role {
                 | Up
                 | Down
                 | Router
+                | RouterScale
+                | ExpertScales
                 | SelectionBias
                 | FfnPostNorm
+                | SharedNorm
+                | SharedPostNorm
+                | ExpertsPostNorm
                 | SharedGate
                 | SharedUp
                 | SharedDown

@@ -192,11 +192,12 @@ impl Source {
 
     /// The roles of what every token of a mixture's layer passes through: of gate and up, or up alone, and of down.
     pub fn shared_roles(&self, layer: usize) -> (&'static [Role], Role) {
-        let (inputs, down): (&[Role], _) = match self.has_dense(layer) {
-            true => (&[Role::Gate, Role::Up], Role::Down),
-            false => (&[Role::SharedGate, Role::SharedUp], Role::SharedDown),
-        };
-        (&inputs[usize::from(self.config.ffn_kind == Ffn::Plain)..], down)
+        let kind = self.config.ffn_kind;
+        match (self.has_dense(layer), kind == Ffn::Plain) {
+            (true, _) => (Role::gate_and_up(kind), Role::Down),
+            (false, true) => (&[Role::SharedUp], Role::SharedDown),
+            (false, false) => (&[Role::SharedGate, Role::SharedUp], Role::SharedDown),
+        }
     }
 
     /// The shape of the tensor that holds a role's weight.
@@ -279,7 +280,7 @@ impl Source {
         }
     }
 
-    /// A tensor by its name and part; a directory's selection bias is a name of its own, and the decays of a delta net have no part.
+    /// A tensor by its name and part; a directory's selection bias is a name of its own, and the decays of linear attention and what skips it have no part.
     fn tensor(&self, stem: &str, part: &str) -> Option<TensorView<'_>> {
         let bare = || self.tensors.get(stem).filter(|_| part == "weight");
         let with = |between: &str| self.tensors.get(&format!("{stem}{between}{part}"));

@@ -1,6 +1,6 @@
 //! What a published model's tensors say of its layers, and whether all are there.
 
-use super::config::{Ffn, Norm, Positions};
+use super::config::{Norm, Positions};
 use super::layer::{Norms, RouterInput};
 use super::role::Role;
 use super::source::Source;
@@ -126,10 +126,9 @@ impl Source {
     /// The roles of a layer's FFN but its norms, the matrices of experts left out: those are checked here.
     fn ffn_roles(&self, layer: usize) -> Result<Vec<Role>> {
         let c = &self.config;
-        let gated: &[Role] = if c.ffn_kind == Ffn::Plain { &[] } else { &[Role::Gate] };
+        let gate_and_up = Role::gate_and_up(c.ffn_kind).iter();
         let Some(experts) = c.experts(layer) else {
-            let matrices = [Role::Up, Role::Down].iter().chain(gated).copied();
-            return Ok(matrices.filter(|_| c.has_ffn(layer)).collect());
+            return Ok(gate_and_up.rev().chain(&[Role::Down]).copied().filter(|_| c.has_ffn(layer)).collect());
         };
         let (inputs, down) = self.shared_roles(layer);
         let of_shared = inputs.iter().copied().chain([down]);
@@ -155,7 +154,7 @@ impl Source {
             roles.extend(shared.weighted.then_some(Role::SharedRouter));
         }
         for expert in 0..experts.count {
-            let mut matrices = gated.iter().chain(&[Role::Up, Role::Down]);
+            let mut matrices = gate_and_up.clone().chain(&[Role::Down]);
             matrices.try_for_each(|&role| self.expert(role, layer, expert).map(drop))?;
         }
         Ok(roles)

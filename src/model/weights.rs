@@ -12,10 +12,10 @@ use super::recurrence::Recurrence;
 use super::source::Source;
 use super::stacked::Stacked;
 use crate::error::{Error, Result, excerpt};
-use crate::formats::MappedFile;
 use crate::formats::blocks::first_non_finite;
 use crate::formats::neuron_store::{Content, NeuronStore};
 use crate::formats::rows::{Quant, decode};
+use crate::formats::{MappedFile, load};
 use crate::ids::Permutation;
 use crate::tokenizer::TokenizerSpec;
 use std::path::{Path, PathBuf};
@@ -217,6 +217,22 @@ impl Model {
     /// Bytes of them of which a pass reads only a row for each token: the table of embeddings for each layer, which may stay on disk.
     pub fn table_bytes(&self) -> u64 {
         self.per_layer.as_ref().map_or(0, |of| of.table.bytes())
+    }
+
+    /// Bytes of its files that have to be in memory.
+    pub fn memory_bytes(&self) -> u64 {
+        self.file_bytes() - self.table_bytes()
+    }
+
+    /// Reads these into memory now. Advice only: a refusal costs speed, nothing else.
+    pub fn load(&self) {
+        match (&self.files, &self.per_layer) {
+            (Files::Source(source, _), Some(of)) => {
+                let others = source.tensors().filter(|view| view.data.as_ptr() != of.table.row_ptr(0));
+                others.for_each(|view| load(view.data));
+            }
+            _ => self.files().iter().for_each(MappedFile::load),
+        }
     }
 
     /// Hash of the published model's content, 32 hex digits, by which profiles, predictors and placements name their model. Of a model
@@ -499,8 +515,8 @@ impl Sections<'_> {
             Some(clusters) => FfnWeights::Experts(self.clusters(&name("ffn"), c, clusters)?),
             None if c.has_ffn(layer) => FfnWeights::Neurons(self.neurons(&name("ffn"), c)?),
             None => {
-                let other = (0..c.layers).find(|&layer| c.has_ffn(layer)).expect("some layer has an FFN");
-                FfnWeights::Neurons(self.neurons(&format!("layer.{other}.ffn"), c)?.without_any())
+                let like = format!("layer.{}.ffn", c.ffn_like(layer));
+                FfnWeights::Neurons(self.neurons(&like, c)?.without_any())
             }
         };
         let order = match self.0.section(&name("order")) {

@@ -91,15 +91,13 @@ impl DeviceOptions {
 pub fn check_device_can(model: &Model, instead: &str) -> Result<()> {
     let Some(why) = model.not_on_device() else { return Ok(()) };
     let c = &model.config;
-    let remedy = match c.form.experts.is_some() || c.only_in_place().is_some() {
-        true => instead,
-        false if c.movable_layers() < c.layers => {
-            return Err(Error::Usage(format!(
-                "a device cannot compute with this model: {why}; run it with --device none"
-            )));
-        }
-        false => "give --quant q8_0 (or pack it so) to use a device",
+    let remedy = if c.form.experts.is_some() || c.only_in_place().is_some() {
+        instead
+    } else if c.movable_layers() < c.layers {
+        "leave out --device and --vram"
+    } else {
+        "give --quant q8_0 (or pack it so) to use a device"
     };
     let types = model.types();
-    Err(Error::Usage(format!("a device cannot compute with this model: {why} (they are {types}); {remedy}")))
+    Err(Error::Usage(format!("a device cannot compute with this model, whose weights are {types}: {why}; {remedy}")))
 }

@@ -10,7 +10,6 @@ use super::ram::{self, OnDisk, fits};
 use crate::cpu::{Isa, Kernels, Prefill};
 use crate::engine::{Engine, LiveAudit, Session};
 use crate::error::{Error, Result, human_bytes};
-use crate::formats::MappedFile;
 use crate::model::{KvCache, KvType, Model};
 use crate::pack::{Types, can_be_cut};
 use crate::tokenizer::Tokenizer;
@@ -214,7 +213,7 @@ pub fn processor(model: Model, threads: Option<usize>, isa: Option<Isa>) -> Resu
 /// fit, experts are asked for as soon as they are chosen.
 pub fn read_in(engine: &mut Engine) {
     match fits(&engine.model) {
-        true => engine.model.files().iter().for_each(MappedFile::load),
+        true => engine.model.load(),
         false => engine.ask_for_experts(),
     }
 }
@@ -237,7 +236,7 @@ fn check_sequences(model: &Model, need: Need) -> Result<()> {
 /// itself.
 fn check_ram(model: &Model, need: Need) -> Result<()> {
     let keys = KvCache::bytes_for(&model.config, need.context, need.kv).saturating_mul(need.sequences as u64);
-    let bytes = (model.file_bytes() - model.table_bytes()).saturating_add(keys);
+    let bytes = model.memory_bytes().saturating_add(keys);
     match need.ram.filter(|&ram| ram < bytes) {
         None => Ok(()),
         Some(ram) => Err(Error::Memory(format!(

@@ -53,9 +53,9 @@ impl OnDisk {
     }
 }
 
-/// Whether the model's files fit into the memory that is free.
+/// Whether what has to be in memory of the model's files fits into the memory that is free.
 pub(super) fn fits(model: &Model) -> bool {
-    crate::config::available_memory().is_none_or(|free| model.file_bytes() < free)
+    crate::config::available_memory().is_none_or(|free| model.memory_bytes() < free)
 }
 
 /// Bytes of the files of an engine's predictors.
@@ -148,7 +148,7 @@ fn keys(model: &Model, need: Need) -> u64 {
 
 /// The memory that a model takes when all of it is kept there.
 pub(super) fn all_bytes(model: &Model, need: Need) -> u64 {
-    (model.file_bytes() - model.table_bytes()).saturating_add(keys(model, need))
+    model.memory_bytes().saturating_add(keys(model, need))
 }
 
 /// The default policy of what stays in memory.
@@ -352,8 +352,7 @@ pub fn layer_blocks(model: &Model) -> Result<Vec<LayerBlocks>> {
             }
             (Some(experts), _) => expert_blocks(model, experts),
             (None, Some(store)) => {
-                let has_ffn = |l: &usize| model.config.has_ffn(*l);
-                let described = (l..model.layers.len()).chain(0..l).find(has_ffn).expect("some layer has an FFN");
+                let described = model.config.ffn_like(l);
                 let name = format!("layer.{described}.ffn");
                 let missing = || Error::bad(model.path(), &name, "the section is missing");
                 let offset = store.section(&name).ok_or_else(missing)?.offset;

@@ -253,7 +253,7 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
         Role::Down => c.form.experts.is_some() || types == Types::Clusters,
         _ => false,
     };
-    let first = types::first_with_ffn(source);
+    let first = c.ffn_like(0);
     let others =
         [Role::Embed, Role::Up, Role::Down].into_iter().filter(|role| !not_here(*role)).map(|role| (role, first));
     let rows = others.chain(inputs).map(|(role, layer)| (role, layer, c.hidden));

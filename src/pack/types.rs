@@ -179,7 +179,7 @@ fn of_source(source: &Source, role: Role) -> Result<Quant> {
     let experts = (0..source.config.layers).find(|&layer| source.config.movable_of(layer) > 0);
     let view = match (source.config.form.experts, experts) {
         (Some(_), Some(layer)) => source.expert(role, layer, 0)?.view,
-        _ => source.weight(role, first_with_ffn(source))?,
+        _ => source.weight(role, source.config.ffn_like(0))?,
     };
     Ok(Quant::of_source(view.info.dtype))
 }
@@ -191,13 +191,8 @@ fn of_source(source: &Source, role: Role) -> Result<Quant> {
 pub(super) fn of_up(source: &Source, types: Types) -> Result<Quant> {
     match (types, source.config.form.experts) {
         (Types::Own { .. }, Some(_)) => of_source(source, Role::Up).map(own),
-        _ => types.of(source, Role::Up, first_with_ffn(source)),
+        _ => types.of(source, Role::Up, source.config.ffn_like(0)),
     }
-}
-
-/// The first layer that has an FFN.
-pub(super) fn first_with_ffn(source: &Source) -> usize {
-    (0..source.config.layers).find(|&layer| source.config.has_ffn(layer)).expect("some layer has an FFN")
 }
 
 /// The type of `down` in a store of a mix: the smallest that changes perplexity by less than 0.1 % (runs/2026-11-23-mixed-types).

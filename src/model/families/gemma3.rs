@@ -36,7 +36,7 @@ const NAMES: Names = {
 const GEGLU: Activated = Activated { unsaid: Activation::GeluTanh, gated: true, both: false };
 
 /// One layer of so many sees all positions.
-const EVERY: usize = 6;
+pub(super) const EVERY: usize = 6;
 /// Base of the rotation of layers with a window.
 const LOCAL_THETA: f64 = 10_000.0;
 
@@ -78,11 +78,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
         None => c.number("rope_local_base_freq")?.unwrap_or(LOCAL_THETA),
     };
     let every = c.optional_size("sliding_window_pattern")?.or(c.optional_size("_sliding_window_pattern")?);
-    let windowed = match c.json["layer_types"].is_array() {
-        true if config.form.windowed.is_empty() => vec![config.window.is_some(); config.layers],
-        true => config.form.windowed.clone(),
-        false => pattern(config.layers, every.unwrap_or(EVERY)),
-    };
+    let windowed = windowed(c, &config, every.unwrap_or(EVERY));
     let scalar = c.required_number("query_pre_attn_scalar")?;
     Ok(gemma(config, windowed, theta, scalar))
 }
@@ -114,6 +110,15 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
     let scalar = if config.layers == 62 { config.hidden / config.heads } else { config.head_dim };
     let windowed = pattern(config.layers, every);
     Ok(gemma(config, windowed, theta, scalar as f64))
+}
+
+/// Which layers have a window: by a list of the file, or all but one of `every`.
+pub(super) fn windowed(c: &Fields, config: &ModelConfig, every: usize) -> Vec<bool> {
+    match c.json["layer_types"].is_array() {
+        true if config.form.windowed.is_empty() => vec![config.window.is_some(); config.layers],
+        true => config.form.windowed.clone(),
+        false => pattern(config.layers, every),
+    }
 }
 
 /// One layer of `every` sees all positions: the last of them.

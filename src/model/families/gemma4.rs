@@ -5,7 +5,7 @@
 use super::json::{Fields, Routing, in_layers};
 use super::keys::Keys;
 use super::names::{ExpertNames, GGUF, LLAMA, Names};
-use super::{Activated, Family};
+use super::{Activated, Family, gemma3};
 use crate::error::{Result, excerpt};
 use crate::model::config::{Activation, ModelConfig, Positions, RopeScaling, rope_frequencies};
 use crate::model::layer::{Experts, LayerForm, Norms, OwnForm, RouterInput, SharedForm};
@@ -75,9 +75,6 @@ const ROUTING: Routing = Routing { reads: RouterInput::Own, ..Routing::SOFTMAX }
 
 /// Neither its config.json nor its GGUFs name it by the key of other families.
 const GEGLU: Activated = Activated { unsaid: Activation::GeluTanh, gated: true, both: false };
-
-/// One layer of so many sees all positions where a directory does not say it.
-const EVERY: usize = 6;
 
 /// What a directory leaves out, as the family's own code has it.
 fn defaults() -> Value {
@@ -175,11 +172,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
         }
         false => c.llama("gemma4", GEGLU)?,
     };
-    let mut windowed = match c.json["layer_types"].is_array() {
-        true if config.form.windowed.is_empty() => vec![config.window.is_some(); config.layers],
-        true => config.form.windowed.clone(),
-        false => (1..=config.layers).map(|number| number % EVERY != 0).collect(),
-    };
+    let mut windowed = gemma3::windowed(c, &config, gemma3::EVERY);
     // The family's own code sees to it.
     windowed.last_mut().into_iter().for_each(|last| *last = false);
     let key = "num_kv_shared_layers";

@@ -8,15 +8,18 @@ use crate::model::config::{ModelConfig, Positions, RopeScaling, check_layers, ro
 use crate::model::layer::{Experts, Groups, LayerForm, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm};
 use serde_json::Value;
 
-/// What such a mixture has beside the experts that a router chooses.
-struct Beside {
-    groups: [usize; 2],
-    scale: f32,
+/// What a mixture has beside the experts that a router chooses.
+pub(super) struct Beside {
+    /// How many groups of experts there are, and how many a token may have experts of; fewer than two are none.
+    pub groups: [usize; 2],
+    /// The experts' weights are multiplied by this.
+    pub scale: f32,
     /// Neurons of the shared expert; 0 where there is none.
-    shared: usize,
-    /// Layers with one FFN, and its neurons.
-    leading: usize,
-    width: usize,
+    pub shared: usize,
+    /// Layers with one FFN, the first ones.
+    pub leading: usize,
+    /// Its neurons.
+    pub width: usize,
 }
 
 /// How a family's router makes weights where its files do not say it.
@@ -89,7 +92,8 @@ pub(super) fn config_json(c: &Fields, family: &str, Router(scoring): Router) -> 
 }
 
 impl Beside {
-    fn of(self, config: ModelConfig) -> ModelConfig {
+    /// The mixture with all of it.
+    pub fn of(self, config: ModelConfig) -> ModelConfig {
         let [count, used] = self.groups;
         let groups = (count > 1).then_some(Groups { count, used });
         let shared = (self.shared > 0).then_some(SharedForm { width: self.shared, weighted: false, normed: false });

@@ -3,13 +3,12 @@
 
 use super::json::{Fields, Routing};
 use super::keys::Keys;
+use super::leading::Beside;
 use super::names::{DeltaRows, ExpertNames, GGUF, LLAMA, Names};
 use super::{Activated, Family};
 use crate::error::Result;
 use crate::model::config::{Activation, Ffn, ModelConfig, Positions};
-use crate::model::layer::{
-    Experts, Groups, LayerForm, LinearAttention, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm, StateRule,
-};
+use crate::model::layer::{LayerForm, LinearAttention, OwnFfn, OwnForm, RouterInput, Scoring, StateRule};
 use crate::model::role::Role;
 use serde_json::Value;
 
@@ -131,12 +130,14 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
             let normalised = c.flag("norm_topk_prob")?.unwrap_or(true);
             let config = c.mixture(FAMILY.name, RELU2, keys, Routing { normalised, ..ROUTING })?;
             let width = c.optional_size("moe_shared_expert_intermediate_size")?.unwrap_or(config.ffn);
-            with_router(
-                config,
-                [c.optional_size("n_group")?.unwrap_or(0), c.optional_size("topk_group")?.unwrap_or(0)],
-                c.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
-                c.optional_size("n_shared_experts")?.unwrap_or(0).saturating_mul(width),
-            )
+            let beside = Beside {
+                groups: [c.optional_size("n_group")?.unwrap_or(0), c.optional_size("topk_group")?.unwrap_or(0)],
+                scale: c.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+                shared: c.optional_size("n_shared_experts")?.unwrap_or(0).saturating_mul(width),
+                leading: 0,
+                width: 0,
+            };
+            beside.of(config)
         }
     };
     let mamba = LinearAttention {
@@ -210,12 +211,14 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
             let normalised = k.flag("expert_weights_norm")?.unwrap_or(true);
             let config = k.routed(Some(no_rotation(k)?), RELU2, Routing { normalised, ..ROUTING })?;
             let width = k.size("expert_shared_feed_forward_length")?.unwrap_or(config.ffn);
-            with_router(
-                config,
-                [k.size("expert_group_count")?.unwrap_or(0), k.size("expert_group_used_count")?.unwrap_or(0)],
-                k.number("expert_weights_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0),
-                k.size("expert_shared_count")?.unwrap_or(1).saturating_mul(width),
-            )
+            let beside = Beside {
+                groups: [k.size("expert_group_count")?.unwrap_or(0), k.size("expert_group_used_count")?.unwrap_or(0)],
+                scale: k.number("expert_weights_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0),
+                shared: k.size("expert_shared_count")?.unwrap_or(1).saturating_mul(width),
+                leading: 0,
+                width: 0,
+            };
+            beside.of(config)
         }
     };
     let ffns = widths[..count].iter().filter(|&&width| width > 0);
@@ -255,14 +258,6 @@ fn no_latent(size: Option<usize>) -> Result<(), String> {
             "says that experts read a projection to {size} numbers (Nemotron 3 Super and Ultra), which is not supported"
         )),
     }
-}
-
-/// A mixture with these groups, this scale of weights and a shared expert of so many neurons.
-fn with_router(config: ModelConfig, [count, used]: [usize; 2], scale: f32, shared: usize) -> ModelConfig {
-    let groups = (count > 1).then_some(Groups { count, used });
-    let shared = (shared > 0).then_some(SharedForm { width: shared, weighted: false, normed: false });
-    let with = |experts| Experts { groups, shared, scale, ..experts };
-    ModelConfig { form: LayerForm { experts: config.form.experts.map(with), ..config.form }, ..config }
 }
 
 /// The layers that the blocks make: a mixer each, and the FFN behind it where there is one.
