@@ -18,6 +18,10 @@ CUT = """
   if (root.scrollWidth > root.clientWidth) found.push(`the page: ${root.scrollWidth} > ${root.clientWidth}`);
   for (const e of document.querySelectorAll('body *')) {
     if (e.closest('svg') || !e.getClientRects().length || ['SCRIPT', 'STYLE'].includes(e.tagName)) continue;
+    let scrolls = e;
+    while (scrolls && !['auto', 'scroll'].includes(getComputedStyle(scrolls).overflowX)) scrolls = scrolls.parentElement;
+    // What can be scrolled to can be seen; a field's text, too.
+    if (scrolls || e.matches('input, select, textarea, option')) continue;
     const inline = getComputedStyle(e).display === 'inline';
     const box = e.getBoundingClientRect();
     const cut = !inline && (e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0);

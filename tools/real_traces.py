@@ -34,17 +34,15 @@ MOVING = ["lfu", "lru", "micro", "macro", "paper", "full", "costly"]
 # In a replay full decides as macro does: at the other link rates one of them is enough.
 ELSEWHERE = ["paper", "full", "costly"]
 # The policies that are full with options: the paper's constants; and full where a move costs what it does by the desktop's costs.
-VARIANTS = {"paper": ["--lambda", 2, "--decay", 0.96, "--margin", 0.1, "--phi", 0.7, "--window", 1], "costly": ["--cost", 0.668]}
+PAPER = {"lambda": 2, "dearer": 0, "scarce": 1, "decay": 0.96, "margin": 0.1, "phi": 0.7, "window": 1}
+COST = {"h200": 0, "pc": 0.667}
+VARIANTS = {"paper": [word for name, value in PAPER.items() for word in (f"--{name}", value)], "costly": ["--cost", COST["pc"]]}
 CENTRE = (0.4, 5)
 SHORT, SPARSE, LONG, RECALL, PROFILE = 5_000, 2_000, 50_000, 512, 8_192
 LOOKAHEADS = [0, 1, 2, 3, 4]
 BYTES = {"prose": 400_000, "code": 300_000, "quality": 3_000, "other": 60_000}
 COSTS = ["h200", "pc"]
 TURN = 240
-# As in src/lab/stage_costs.rs; neurons of a layer.
-# A neuron that the CPU computes, and one that moves.
-PER_NEURON_US = {"h200": (0.067, 0), "pc": (0.274, 0.183)}
-NEURONS, NEURONS_7B = {"smollm2": 1536, "qwen2.5-coder": 4864}, 11008
 # Made-up traces that are replayed with many settings: recipe and seed.
 MADE_UP = [("paper-8", 1), ("paper-8", 2)]
 # Neurons that a pair of thresholds may add, as a share of a layer's; the pair of the paper's figure 14; models that networks are trained for.
@@ -58,14 +56,12 @@ CAUSES = {
     "both": ["--foreseen", "--link", 100],
     "both, lambda 2": ["--foreseen", "--link", 100, "--lambda", 2],
 }
-# The constants that are swept: the paper's, another queue, all of the others beside half of the queue, and no pins.
-CONSTANTS = ["lambda", "decay", "margin", "phi", "window"]
-SWEEP = [(2, 0.96, 0.1, 0.7, 1), (2, 0.96, 0.1, 0.7, 0.25)]
-SWEEP += [(weight, decay, margin, 0.7, 0.5) for weight in (2, 4, 8) for decay in (0.96, 0.99) for margin in (0.1, 1)]
-SWEEP += [(2, 0.96, 0.1, 2, 0.5)]
+# The constants of full that are swept, one at a time about its own, and at which costs and links; `cost` is what it takes a move to cost.
+SWEEP = {"lambda": [1, 4], "dearer": [1, 6], "scarce": [1, 4], "decay": [0.9, 0.98], "margin": [0.3, 1], "phi": [0.7, 2], "window": [1], "cost": [1, 1.5]}
+SWEPT_AT = [("h200", 5), ("h200", 15), ("pc", 5)]
 ROW = ["model", "text", "tokens", "sparsity", "ahead", "placement", "residency", "link", "policy", "on_device", "active", "hits", "moves", "layers",
-       "whole", "host"] + [f"{costs}_{part}_us" for costs in COSTS for part in ("ffn", "layer")]
-SWEPT = ["trace", "part"] + CONSTANTS + ["on_device", "moves", "layers", "host", "h200_layer_us", "h200_7b_us", "pc_layer_us", "pc_7b_us"]
+       "whole", "host"] + [f"{costs}_{part}_us" for costs in COSTS for part in ("ffn", "layer", "layer_7b")]
+SWEPT = ["trace", "part", "costs", "link", "constant", "value", "on_device", "moves", "layers", "host", "whole", "layer_us", "layer_7b_us"]
 CAPPED = ["trace", "part", "residency", "link", "policy", "max_more", "theta_gpu", "theta_cpu", "on_device", "active", "lost", "device", "host", "whole", "moves", "layers",
           "balanced_us"]
 PLANTED = ["recipe", "seed"] + ROW[ROW.index("placement"):]
@@ -285,36 +281,34 @@ def planted(options):
 
 def counted(row):
     """What a row of replay says beside its share."""
-    times = {f"{t['costs']}_{part}_us": round(t[f"{part}_us"], 3) for t in row["times"] for part in ("ffn", "layer")}
+    times = {f"{t['costs']}_{part}_us": round(t[f"{part}_us"], 3) for t in row["times"] for part in ("ffn", "layer", "layer_7b")}
     return {**{name: row[name] for name in ("active", "hits", "moves", "layers", "whole", "host")}, **times}
 
 
-def seven(row, costs, neurons):
-    """A layer of 7B in which the same shares of the neurons move and are the CPU's, us."""
-    neuron, move = PER_NEURON_US[costs]
-    return float(row[f"{costs}_layer_us"]) + (neuron * int(row["host"]) + move * int(row["moves"])) / int(row["layers"]) * (NEURONS_7B / neurons - 1)
-
-
-def sweep(runner, table, name, part, words, neurons):
+def sweep(runner, table, name, part, words):
     """The constants of full on one trace, beside the static placement; `words` are the trace and what is known beforehand."""
-    for constants in [None, *SWEEP]:
-        key = dict(zip(CONSTANTS, constants or ["static"] * len(CONSTANTS)))
-        if table.has(trace=name, part=part, **key):
-            continue
-        said = [word for option, value in key.items() for word in (f"--{option}", value)] if constants else []
-        run = ["replay", *words, "--ffn-share", CENTRE[0], "--link", CENTRE[1], "--policy", "full" if constants else "static", *said, "--no-bound", "--json"]
-        row = json.loads(runner.run(f"sweep {name} {part} {' '.join(map(str, key.values()))}", *run))["rows"][0]
-        row.update(counted(row))
-        times = {f"{costs}_7b_us": round(seven(row, costs, neurons), 3) for costs in COSTS}
-        table.add(trace=name, part=part, **key, on_device=round(row["gpu_share"], 5), **{**{column: row[column] for column in SWEPT if column in row}, **times})
+    settings = [("static", ""), ("none", "")] + [(constant, value) for constant, values in SWEEP.items() for value in values]
+    for costs, link in SWEPT_AT:
+        for constant, value in settings:
+            key = {"trace": name, "part": part, "costs": costs, "link": link, "constant": constant, "value": value}
+            if table.has(**key):
+                continue
+            said = {"cost": COST[costs], **({constant: value} if constant in SWEEP else {})}
+            said = [word for name, value in said.items() for word in (f"--{name}", value)]
+            policy = "static" if constant == "static" else "full"
+            run = ["replay", *words, "--ffn-share", CENTRE[0], "--link", link, "--policy", policy, *said, "--no-bound", "--json"]
+            row = json.loads(runner.run(f"sweep {' '.join(map(str, key.values()))}", *run))["rows"][0]
+            times = next(times for times in row["times"] if times["costs"] == costs)
+            counts = {column: row[column] for column in ("moves", "layers", "host", "whole")}
+            table.add(**key, on_device=round(row["gpu_share"], 5), **counts, **{part: round(times[part], 3) for part in ("layer_us", "layer_7b_us")})
 
 
 def swept(options, runner, table, each, paths):
     for key, store, profile, name in each:
-        trace = recorded(runner, key, store, name, paths[name], SHORT, SPARSITY)
-        sweep(runner, table, key, name, [trace, "--profile", profile], NEURONS[key])
+        trace = recorded(runner, key, store, name, paths[name], SPARSE, SPARSITY)
+        sweep(runner, table, key, name, [trace, "--profile", profile])
     for recipe, seed in MADE_UP:
-        sweep(runner, table, recipe, seed, [made_up(runner, Path("configs/traces") / f"{recipe}.toml", seed)], NEURONS_7B)
+        sweep(runner, table, recipe, seed, [made_up(runner, Path("configs/traces") / f"{recipe}.toml", seed)])
 
 
 def made_up(runner, recipe, seed):
@@ -436,12 +430,9 @@ def tables(out):
             yield next((float(row[column]) for row in rows if all(row[name] == value for name, value in wanted.items())), None)
 
     kinds = sorted({(row["sparsity"], int(row["tokens"])) for row in rows}, key=lambda kind: (kind[0] != str(SPARSITY), kind))
-    for row in rows:
-        # What a layer of 7B takes in which the same share of the neurons is the CPU's.
-        row.update({f"{costs}_7b_us": seven(row, costs, NEURONS[row["model"]]) for costs in COSTS})
     for title, column, scale in (("Active neurons on the device, %", "on_device", 100), ("Time of a layer by the H200's costs, us", "h200_layer_us", 1),
-                                 ("The same for a layer of 11008 neurons, us", "h200_7b_us", 1), ("Time of a layer by a desktop's costs, us", "pc_layer_us", 1),
-                                 ("The same for a layer of 11008 neurons, us", "pc_7b_us", 1)):
+                                 ("The same for a layer of 11008 neurons, us", "h200_layer_7b_us", 1), ("Time of a layer by a desktop's costs, us", "pc_layer_us", 1),
+                                 ("The same for a layer of 11008 neurons, us", "pc_layer_7b_us", 1)):
         for sparsity, tokens in kinds:
             said += ["", f"### {title}: sparsity {float(sparsity):.0%}, {tokens} tokens", ""]
             said += ["| model | text | in VRAM | link | " + " | ".join(name for *_, name in named) + " | full closes |", "|" + "---|" * (len(named) + 5)]
@@ -469,7 +460,7 @@ def summary(rows):
             "| costs | link | rows | paper's constants | full | this text's own static | bound | rows with such a gap | full closes |", "|" + "---|" * 9]
     full = [row for row in rows if row["policy"] == "full"]
     for costs in COSTS:
-        for part in ("layer", "7b"):
+        for part in ("layer", "layer_7b"):
             column = f"{costs}_{part}_us"
             for link in sorted({row["link"] for row in full}, key=int):
                 gains, closed = {"paper": [], "full": [], "own": [], "bound": []}, []

@@ -179,6 +179,27 @@ CONFIGS["gemma4-e2b"] = {
 # As the text's part of google/gemma-4-26B-A4B-it: experts beside the FFN.
 CONFIGS["gemma4-moe"] = GEMMA4 | {
     "enable_moe_block": True, "intermediate_size": 32, "moe_intermediate_size": 16, "num_experts": 6, "top_k_experts": 2}
+# As deepseek-ai/DeepSeek-V2: keys and values are made of one small vector a token (a latent), and of each head of queries and
+# keys the last numbers are rotated, in neighbouring pairs; a softmax router that takes experts of the groups with the best one.
+YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 4, "original_max_position_embeddings": 64, "type": "yarn"}
+DEEPSEEK = common(
+    "deepseek_v2", "DeepseekV2ForCausalLM", aux_loss_alpha=0.001, first_k_dense_replace=1, hidden_act="silu", intermediate_size=48,
+    kv_lora_rank=32, moe_intermediate_size=16, moe_layer_freq=1, n_group=4, n_routed_experts=8, n_shared_experts=2,
+    norm_topk_prob=False, num_experts_per_tok=3, num_hidden_layers=2, num_key_value_heads=HEADS, q_lora_rank=None,
+    qk_nope_head_dim=16, qk_rope_head_dim=8, rope_scaling=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}, rope_theta=10000,
+    routed_scaling_factor=2.0, scoring_func="softmax", seq_aux=True, tie_word_embeddings=False, topk_group=2,
+    topk_method="group_limited_greedy", v_head_dim=12)
+CONFIGS["deepseek-v2"] = DEEPSEEK
+# As deepseek-ai/DeepSeek-V3: queries are made of a latent, too; a sigmoid router with a selection bias, and groups by their two best.
+CONFIGS["deepseek-v3"] = {k: v for k, v in DEEPSEEK.items() if k != "aux_loss_alpha"} | {
+    "architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 48, "model_type": "deepseek_v3", "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_experts_per_tok": 3, "num_nextn_predict_layers": 0, "q_lora_rank": 24,
+    "qk_rope_head_dim": 16, "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "v_head_dim": 24}
+# As zai-org/GLM-4.7-Flash: the same without groups and scaling, and with more numbers of a value than of a key that is not rotated.
+CONFIGS["glm4-moe-lite"] = {k: v for k, v in CONFIGS["deepseek-v3"].items() if k not in ("moe_layer_freq", "scoring_func", "seq_aux")} | {
+    "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "n_group": 1, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 1.8, "topk_group": 1}
 SHARES_WEIGHTS = {"gemma3-27b": "gemma3"}
 SEEDS = {"gemma4-moe": 332}  # where the usual one gives few different tokens
 
@@ -200,6 +221,11 @@ def kinds(c):
 
 def gemma4(c):
     return c["model_type"].startswith("gemma4")
+
+
+def latent(c):
+    """Whether keys and values are made of one latent."""
+    return "kv_lora_rank" in c
 
 
 def less_one(name, c):
@@ -363,6 +389,63 @@ def router_unscaled(model):
             m.scalar_root_size = 1.0
 
 
+def in_halves(name, x, c):
+    """Rows of pairs (i, i + half), as they are found by one who takes neighbours to be pairs."""
+    rope, x = c["qk_rope_head_dim"], x.clone()
+    order = np.arange(rope).reshape(2, -1).T.reshape(-1)
+    if name.endswith(("q_proj.weight", "q_b_proj.weight")):
+        heads = x.view(c["num_attention_heads"], -1, x.shape[-1])
+        heads[:, -rope:] = heads[:, -rope:][:, order]
+    elif "kv_a_proj" in name:
+        x[-rope:] = x[-rope:][order]
+    return x
+
+
+def latents(model):
+    """The attention of each layer of a model with latents."""
+    return [m for m in model.modules() if hasattr(m, "kv_b_proj")]
+
+
+def divided_by(numbers):
+    def change(model):
+        for m in latents(model):
+            m.scaling = numbers(m) ** -0.5
+
+    return [change]
+
+
+def grouped_by(best):
+    """A router whose groups have the sum of so many of their scores."""
+    def change(model):
+        for m in model.modules():
+            if hasattr(m, "num_group"):
+                m.forward = lambda x, m=m: route(m, x, best)
+
+    return [change]
+
+
+def route(m, x, best):
+    import torch
+
+    logits = torch.nn.functional.linear(x.view(-1, m.hidden_dim).float(), m.weight.float())
+    sigmoid = hasattr(m, "e_score_correction_bias")
+    scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
+    biased = scores + m.e_score_correction_bias if sigmoid else scores
+    groups = biased.view(len(biased), m.num_group, -1)
+    kept = groups.topk(best, -1).values.sum(-1).topk(m.topk_group, -1).indices
+    mask = torch.zeros(groups.shape[:2], dtype=bool).scatter_(1, kept, True)[..., None].expand(groups.shape).reshape(scores.shape)
+    chosen = biased.masked_fill(~mask, -math.inf).topk(m.top_k, -1).indices
+    weights = scores.gather(1, chosen)
+    return logits, weights / (weights.sum(-1, keepdim=True) if sigmoid else 1) * m.routed_scaling_factor, chosen
+
+
+LATENT = {
+    "pairs in halves": in_halves, "divided by the latent": divided_by(lambda m: m.kv_lora_rank + m.qk_rope_head_dim),
+    "no norm of latents": on("kv_a_layernorm", lambda x, c: x * 0 + 1), "no scale": {"routed_scaling_factor": 1.0},
+    "no shared expert": on("shared_experts.down_proj", lambda x, c: x * 0)}
+SCALED = {"scores without YaRN's scale": divided_by(lambda m: m.qk_head_dim)}
+OF_LATENT = {"no norm of the queries' latent": on("q_a_layernorm", lambda x, c: x * 0 + 1), "weights not normalised": {"norm_topk_prob": False},
+             "no selection bias": on("e_score_correction_bias", lambda x, c: x * 0)}
 LOCAL = GEMMA4["rope_parameters"]["sliding_attention"]
 TWO_KINDS = {
     "no window": {"sliding_window": 4096}, "no softcap": {"final_logit_softcapping": None},
@@ -400,6 +483,12 @@ MISTAKES["qwen3-next"] = DELTA | SHARED | {"whole heads rotated": {"partial_rota
                                            "weights not normalised": {"norm_topk_prob": False}}
 MISTAKES |= {"nemotron-h": MAMBA, "nemotron-h-moe": MAMBA | ROUTED, "nemotron-h-latent": MAMBA | ROUTED}
 MISTAKES |= {"gemma4": TWO_KINDS | K_IS_V, "gemma4-e2b": TWO_KINDS | BY_LAYER, "gemma4-moe": TWO_KINDS | K_IS_V | BESIDE}
+MISTAKES |= {
+    "deepseek-v2": LATENT | SCALED | {"groups by their two best": grouped_by(2), "no groups": {"topk_method": "greedy"}},
+    "deepseek-v3": LATENT | SCALED | OF_LATENT | {
+        "groups by their best": grouped_by(1), "no groups": {"n_group": 1, "topk_group": 1},
+        "bounds not rounded": {"rope_scaling": CONFIGS["deepseek-v3"]["rope_scaling"] | {"truncate": False}}},
+    "glm4-moe-lite": LATENT | OF_LATENT}
 
 
 def text_of(cfg):
@@ -408,7 +497,7 @@ def text_of(cfg):
 
 def of_today(c):
     """Whether transformers 5 reads the configuration as it is published."""
-    return delta(c) or nemotron(c) or gemma4(c)
+    return delta(c) or nemotron(c) or gemma4(c) or latent(c)
 
 
 def rope_of(c):
@@ -459,6 +548,15 @@ def seen_by_router(router, given, out):
         scores = out[0].softmax(-1)
     elif type(router).__name__.startswith("Gemma4"):
         scores = out[0]
+    elif hasattr(router, "num_group"):
+        bias = getattr(router, "e_score_correction_bias", None)
+        scores = out[0].softmax(-1) if bias is None else out[0].sigmoid() + bias
+        if (router.num_group or 1) > 1:
+            groups = scores.view(len(scores), router.num_group, -1)
+            sums = groups.topk(1 if bias is None else 2, -1).values.sum(-1)
+            best = sums.sort(-1, descending=True).values
+            GAPS.append(float((best[:, router.topk_group - 1] - best[:, router.topk_group]).min()))
+            scores = groups.masked_fill(sums[..., None] < best[:, router.topk_group - 1, None, None], -1).view(scores.shape)
     else:
         bias = given[1] if len(given) > 1 else router.e_score_correction_bias
         scores = out[0].sigmoid() + bias
@@ -511,6 +609,8 @@ def random_weights(model, cfg, seed):
             w = n(p, 2 * unit) * torch.exp(0.4 * torch.randn((p.shape[0], 1), generator=g))
         elif "q_proj" in name or "k_proj" in name or "gate.weight" in name:
             w = n(p, 1.5 * unit)
+        elif "q_b_proj" in name or "kv_b_proj" in name:
+            w = n(p, (1.5 if "q_b" in name else 1) / math.sqrt(p.shape[-1]))
         elif ".conv.conv." in name:
             w = n(p, 0.7)
         elif "down_proj" in name or name.endswith("w2.weight"):
@@ -535,7 +635,7 @@ def published(cfg, weights):
         out = {name.replace("model.", "backbone.", 1): x for name, x in weights.items()}
         if cfg.get("num_nextn_predict_layers"):
             out |= nemotron_later(weights, kinds(cfg).rindex("*"), kinds(cfg).rindex("E"))
-    if nemotron(cfg) or cfg["model_type"] == "qwen3_next":
+    if nemotron(cfg) or latent(cfg) or cfg["model_type"] == "qwen3_next":
         for name in [name for name in out if ".experts." in name]:
             at, _, kind = name.rpartition(".")
             for e, x in enumerate(out.pop(name)):
@@ -604,6 +704,7 @@ def make_model(name, seed):
         wide = ("A_log", "linear_attn.norm.weight") if cfg["model_type"].startswith("qwen3_5") else ()
         if nemotron(cfg) and "n_routed_experts" in cfg:
             wide = ("A_log", ".D", "e_score_correction_bias")
+        wide = ("e_score_correction_bias",) if latent(cfg) else wide
         stored = {k: v.to(torch.float32 if k.endswith(wide) else torch.bfloat16).contiguous()
                   for k, v in published(cfg, weights).items()}
         save_file(stored, d / "model.safetensors", metadata={"format": "pt"})
@@ -612,9 +713,9 @@ def make_model(name, seed):
     shutil.copy(base.VOCABS / "tokenizer.model", d / "tokenizer.model")
     load(model, weights)
     c = text_of(cfg)
-    distinct, gap = (24 if of_today(c) else 12), (5e-4 if nemotron(c) or gemma4(c) else 2e-4)
+    distinct, gap = (24 if of_today(c) and not latent(c) else 12), (5e-4 if nemotron(c) or gemma4(c) or latent(c) else 2e-4)
     for more in range(20):
-        prompt = base.pick_prompt(model, c, start + 1000 * more, 1e-2, 20 + seed, rounds=10, distinct=distinct)
+        prompt = base.pick_prompt(model, c, start + 1000 * more, 1e-2, 34 if latent(c) else 20 + seed, rounds=10, distinct=distinct)
         GAPS.clear()
         base.greedy(model, prompt)
         if min(GAPS, default=1) > gap:  # no expert is chosen by rounding
@@ -646,8 +747,11 @@ GGUFS = {"gemma3": ("gemma3", "gemma3"), "glm4-moe": ("glm4-moe", "glm4moe"),
          "qwen35-moe": ("qwen35-moe", "qwen35moe"), "qwen3-next": ("qwen3-next", "qwen3next"),
          "nemotron-h": ("nemotron-h", "nemotron_h"), "nemotron-h-moe": ("nemotron-h-moe", "nemotron_h_moe"),
          "nemotron-h-latent": ("nemotron-h-latent", "nemotron_h_moe"),
+         "deepseek-v2": ("deepseek-v2", "deepseek2"), "deepseek-v3": ("deepseek-v3", "deepseek2"),
+         "glm4-moe-lite": ("glm4-moe-lite", "deepseek2"),
          "gemma4": ("gemma4", "gemma4"), "gemma4-e2b": ("gemma4-e2b", "gemma4"), "gemma4-moe": ("gemma4-moe", "gemma4")}
 
+JOINED = {"deepseek-v2", "glm4-moe-lite"}  # twins with what makes keys and values of a latent in one tensor, as in older files
 WITH_LATER = {"qwen35-moe"}  # twins with a block that predicts later tokens, which the directory has not
 
 INSIDE = {
@@ -678,6 +782,10 @@ OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_
            "model.embedding_norm": "token_embd_norm"}
 
 
+INSIDE |= {
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b", "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b", "self_attn.v_b_proj": "attn_v_b"}
 INSIDE_NEMOTRON = {
     "norm": "attn_norm", "mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.dt": "ssm_dt", "mixer.norm": "ssm_norm",
     "mixer.out_proj": "ssm_out", "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k", "mixer.v_proj": "attn_v",
@@ -831,8 +939,62 @@ def converted(cfg, weights):
     return out
 
 
-def gguf_tensors(cfg, weights):
+def of_latents(name, cfg, weights):
+    """As `converted`, of a model with latents."""
+    out, heads, nope = {}, cfg["num_attention_heads"], cfg["qk_nope_head_dim"]
+    for at, x in weights.items():
+        if ".experts.0." in at:
+            x = np.stack([weights[at.replace(".experts.0.", f".experts.{e}.")] for e in range(cfg["n_routed_experts"])])
+            out[at.replace(".experts.0.", ".experts.")] = x
+        elif at.endswith("kv_b_proj.weight") and name not in JOINED:
+            keys, values = np.split(x.reshape(heads, -1, x.shape[-1]), [nope], axis=1)
+            out |= {at.replace("kv_b", "k_b"): keys.swapaxes(1, 2), at.replace("kv_b", "v_b"): values}
+        elif ".experts." not in at:
+            out[at] = x
+    return out
+
+
+def latent_later(cfg):
+    """Blocks that predict later tokens, of which the twin has the count only."""
+    return cfg["num_nextn_predict_layers"] if cfg["model_type"] == "glm4_moe_lite" else 0
+
+
+def latent_keys(w, cfg, name):
+    """Write the keys of attention with latents."""
+    import gguf
+
+    rank, rope = cfg["kv_lora_rank"], cfg["qk_rope_head_dim"]
+    key, value = cfg["qk_nope_head_dim"] + rope, cfg["v_head_dim"]
+    if cfg["q_lora_rank"]:
+        w.add_q_lora_rank(cfg["q_lora_rank"])
+    w.add_kv_lora_rank(rank)
+    w.add_head_count_kv(cfg["num_attention_heads"] if name in JOINED else 1)
+    w.add_key_length(key if name in JOINED else rank + rope)
+    w.add_value_length(value if name in JOINED else rank)
+    if name not in JOINED:
+        w.add_key_length_mla(key)
+        w.add_value_length_mla(value)
+    w.add_rope_dimension_count(rope)
+    w.add_vocab_size(cfg["vocab_size"])
+    if later := latent_later(cfg):
+        w.add_nextn_predict_layers(later)
+    mixture(w, cfg, "first_k_dense_replace", "n_routed_experts", shared="n_shared_experts", scaled=True)
+    w.add_expert_group_count(cfg["n_group"])
+    w.add_expert_group_used_count(cfg["topk_group"])
+    sigmoid = cfg["model_type"] != "deepseek_v2"
+    if sigmoid:  # files of V2 have been without it
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if scaling := cfg["rope_scaling"]:
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(scaling["factor"])
+        w.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        w.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
+
+
+def gguf_tensors(name, cfg, weights):
     """Names and values as llama.cpp's converter writes them."""
+    if latent(cfg):
+        weights = of_latents(name, cfg, weights)
     if nemotron(cfg):
         return nemotron_tensors(cfg, weights)
     if gemma4(cfg):
@@ -867,7 +1029,7 @@ def gguf_tensors(cfg, weights):
             else:
                 # The FFN's norm has its usual name but in GLM and in Qwen, where it has the one of Gemma's other norm.
                 usual = rest == "post_attention_layernorm" and not (
-                    cfg["model_type"].startswith(("gemma3", "glm4")) or delta(cfg))
+                    cfg["model_type"].startswith("gemma3") or cfg["model_type"] == "glm4_moe" or delta(cfg))
                 out[f"blk.{layer}.{'ffn_norm' if usual else INSIDE[rest]}.{kind}"] = x
     return out
 
@@ -928,7 +1090,7 @@ def make_gguf(name):
             (nemotron_keys if nemotron(cfg) else gemma4_keys)(w, cfg)
             return
         if arch != "glm4moe":
-            w.add_block_count(blocks)
+            w.add_block_count(blocks + latent_later(cfg))
         w.add_context_length(cfg["max_position_embeddings"])
         w.add_embedding_length(cfg["hidden_size"])
         ffn = weights.get("model.layers.0.feed_forward.w1.weight")
@@ -939,6 +1101,8 @@ def make_gguf(name):
             w.add_head_count_kv([KV if kind == "full_attention" else 0 for kind in cfg["layer_types"]])
             w.add_vocab_size(cfg["vocab_size"])
             w.add_shortconv_l_cache(cfg["conv_L_cache"])
+        elif latent(cfg):
+            latent_keys(w, cfg, name)
         else:
             w.add_head_count_kv(cfg["num_key_value_heads"])
             if "head_dim" in cfg:
@@ -956,7 +1120,7 @@ def make_gguf(name):
         if arch == "lfm2moe":
             mixture(w, cfg, "num_dense_layers", "num_experts")
             w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        if cfg.get("rope_scaling"):
+        if cfg.get("rope_scaling") and not latent(cfg):
             w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             w.add_rope_scaling_factor(cfg["rope_scaling"]["factor"])
         if cfg.get("sliding_window"):
@@ -971,7 +1135,7 @@ def make_gguf(name):
         layers(w)
         w.add_file_type(base.FILE_TYPE["F16"])
         base.add_spm_to_gguf(w, spm.SentencePieceProcessor(model_file=str(base.VOCABS / "tokenizer.model")))
-        for tensor, x in gguf_tensors(cfg, weights).items():
+        for tensor, x in gguf_tensors(name, cfg, weights).items():
             x = np.ascontiguousarray(x, np.float32)
             wide = x.ndim == 1 or not tensor.endswith(".weight") or any(kind in tensor for kind in WIDE)
             w.add_tensor(tensor, x if wide else x.astype(np.float16))

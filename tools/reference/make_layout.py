@@ -3,6 +3,7 @@
 
     ref/bin/python tools/reference/make_layout.py qwen3.5-2b q4_k -o /tmp/qwen3.5-2b.gguf
     ref/bin/python tools/reference/make_layout.py qwen3.5-35b-a3b q8_0 --layers 4 -o /tmp/qwen3.5-moe.gguf
+    ref/bin/python tools/reference/make_layout.py glm-4.7-flash q4_k --layers 4 -o /tmp/glm-4.7-flash.gguf
     ref/bin/python tools/reference/make_layout.py nemotron-3-nano-30b-a3b q5_0 --layers 7 -o /tmp/nemotron-3-nano.gguf
 
 Of Nemotron a layer is a block: a mixer or an FFN.
@@ -34,7 +35,13 @@ def nemotron(hidden, blocks, ffn, heads, kv_heads, head, value_heads, value_dim,
             "experts": experts, "shared": shared}
 
 
+def glm_lite(hidden, layers, dense, ffn, heads, queries, rank, plain, rope, values, experts):
+    return {"arch": "deepseek2", "hidden": hidden, "layers": layers, "dense": dense, "ffn": ffn, "heads": heads, "queries": queries,
+            "rank": rank, "plain": plain, "rope": rope, "values": values, "experts": experts}
+
+
 MODELS = {
+    "glm-4.7-flash": glm_lite(2048, 47, 10240, 1536, 20, 768, 512, 192, 64, 256, experts=(64, 4)),
     "nemotron-3-nano-30b-a3b": nemotron(2688, "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 1856, 32, 2, 128, 64, 64, 8,
                                         experts=(128, 6), shared=3712),
     "nemotron-nano-9b-v2": nemotron(4480, "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", 15680, 40, 8, 128, 128, 80, 8),
@@ -45,6 +52,7 @@ MODELS = {
 }
 HEAD, STATE, TAPS, VOCAB, EVERY = 256, 128, 4, 248320, 4
 NEMOTRON_VOCAB = 131072
+GLM_VOCAB = 154880
 
 
 class File:
@@ -182,6 +190,65 @@ def write_nemotron(f, m):
             f.matrix(name("ffn_down.weight"), hidden, m["ffn"])
 
 
+def glm_lite_keys(w, m):
+    count, used = m["experts"]
+    w.add_name("layout")
+    w.add_block_count(m["layers"])
+    w.add_context_length(32768)
+    w.add_embedding_length(m["hidden"])
+    w.add_vocab_size(GLM_VOCAB)
+    w.add_feed_forward_length(m["dense"])
+    w.add_head_count(m["heads"])
+    w.add_head_count_kv(1)
+    w.add_q_lora_rank(m["queries"])
+    w.add_kv_lora_rank(m["rank"])
+    w.add_key_length(m["rank"] + m["rope"])
+    w.add_value_length(m["rank"])
+    w.add_key_length_mla(m["plain"] + m["rope"])
+    w.add_value_length_mla(m["values"])
+    w.add_rope_dimension_count(m["rope"])
+    w.add_rope_freq_base(1e6)
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_leading_dense_block_count(1)
+    w.add_expert_count(count)
+    w.add_expert_used_count(used)
+    w.add_expert_shared_count(1)
+    w.add_expert_feed_forward_length(m["ffn"])
+    w.add_expert_weights_scale(1.8)
+    w.add_expert_weights_norm(True)
+    w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    vocabulary(w, GLM_VOCAB)
+
+
+def write_glm_lite(f, m):
+    hidden, heads, rank, edge = m["hidden"], m["heads"], m["rank"], "q6_k" if f.quant == "q4_k" else "q8_0"
+    f.matrix("token_embd.weight", GLM_VOCAB, hidden, quant=edge)
+    f.matrix("output.weight", GLM_VOCAB, hidden, quant=edge)
+    f.vector("output_norm.weight", hidden, mean=1.0)
+    for layer in range(m["layers"]):
+        name = lambda part: f"blk.{layer}.{part}"
+        f.vector(name("attn_norm.weight"), hidden, mean=1.0)
+        f.vector(name("ffn_norm.weight"), hidden, mean=1.0)
+        f.matrix(name("attn_q_a.weight"), m["queries"], hidden)
+        f.vector(name("attn_q_a_norm.weight"), m["queries"], mean=1.0)
+        f.matrix(name("attn_q_b.weight"), heads * (m["plain"] + m["rope"]), m["queries"])
+        f.matrix(name("attn_kv_a_mqa.weight"), rank + m["rope"], hidden)
+        f.vector(name("attn_kv_a_norm.weight"), rank, mean=1.0)
+        f.matrix(name("attn_k_b.weight"), heads, rank, m["plain"], quant="q8_0")  # no whole blocks of 256
+        f.matrix(name("attn_v_b.weight"), heads, m["values"], rank)
+        f.matrix(name("attn_output.weight"), hidden, heads * m["values"])
+        if layer == 0:
+            parts = [("", (), m["dense"])]
+        else:
+            f.vector(name("ffn_gate_inp.weight"), m["experts"][0], hidden, spread=hidden**-0.5)
+            f.vector(name("exp_probs_b.bias"), m["experts"][0])
+            parts = [("_exps", m["experts"][:1], m["ffn"]), ("_shexp", (), m["ffn"])]
+        for tail, lead, ffn in parts:
+            f.matrix(name(f"ffn_gate{tail}.weight"), *lead, ffn, hidden)
+            f.matrix(name(f"ffn_up{tail}.weight"), *lead, ffn, hidden)
+            f.matrix(name(f"ffn_down{tail}.weight"), *lead, hidden, ffn)
+
+
 def write(f, m):
     hidden, ffn, values = m["hidden"], m["ffn"], m["value_heads"] * STATE
     channels = 2 * m["key_heads"] * STATE + values
@@ -238,6 +305,9 @@ def main():
     if "blocks" in m:
         nemotron_keys(f.writer, m, m["arch"])
         write_nemotron(f, m)
+    elif "rank" in m:
+        glm_lite_keys(f.writer, m)
+        write_glm_lite(f, m)
     else:
         keys(f.writer, m, m["arch"])
         write(f, m)
