@@ -6,7 +6,7 @@
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::Engine;
 use dynamicinfer::engine::sampler::SamplingParams;
-use dynamicinfer::generation::{Event, Handle, Job, Limits, start};
+use dynamicinfer::generation::{Event, Handle, Job, Limits, Speculation, start};
 use dynamicinfer::model::{KvType, Model};
 use dynamicinfer::tokenizer::{Special, Tokenizer};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -74,6 +74,7 @@ impl Drop for Daemon {
 fn first_token(handle: &Handle, tokens: Vec<u32>, max_tokens: usize) -> f64 {
     let begin = Instant::now();
     let job = Job {
+        owner: 0,
         client: 1,
         prompt: tokens,
         params: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
@@ -84,6 +85,7 @@ fn first_token(handle: &Handle, tokens: Vec<u32>, max_tokens: usize) -> f64 {
         logit_bias: Vec::new(),
         logprobs: None,
         spoken: Vec::new(),
+        thoughts: None,
         grammar: None,
     };
     let mut events = handle.submit(job).expect("there is room");
@@ -125,6 +127,9 @@ fn main() {
         deterministic: false,
         rest: Duration::MAX,
         slowdown: 2.0,
+        prompt_cache_bytes: 1 << 28,
+        prompt_cache_every: 8192,
+        speculation: Speculation::Auto,
     };
     let handle = start(engine, tokenizer.clone(), limits).expect("the worker starts");
     let daemon = Daemon::start(dir.path(), "d.sock", &store);

@@ -15,7 +15,22 @@ pub fn unix_seconds() -> u64 {
 
 /// A time stamp as people write it: `2026-11-23 09:05 UTC`.
 pub fn utc_text(unix_seconds: u64) -> String {
-    let (mut day, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    let (year, month, day) = date(unix_seconds);
+    let seconds = unix_seconds % 86_400;
+    format!("{year}-{month:02}-{day:02} {:02}:{:02} UTC", seconds / 3600, seconds / 60 % 60)
+}
+
+/// A time stamp as programs write it (RFC 3339): `2026-11-23T09:05:07Z`.
+pub fn rfc3339(unix_seconds: u64) -> String {
+    let (year, month, day) = date(unix_seconds);
+    let seconds = unix_seconds % 86_400;
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}Z")
+}
+
+/// Year, month and day.
+fn date(unix_seconds: u64) -> (u64, u64, u64) {
+    let mut day = unix_seconds / 86_400;
     let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     let mut year = 1970;
     // Only a broken file has a date so far away that this would take long.
@@ -30,7 +45,7 @@ pub fn utc_text(unix_seconds: u64) -> String {
         }
         (day, month) = (day - days, month + 1);
     }
-    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", day + 1, seconds / 3600, seconds / 60 % 60)
+    (year, month, day + 1)
 }
 
 /// Processor time of this thread so far. A limit on the work for a foreign file must not count the time in which other threads had
@@ -101,7 +116,13 @@ mod tests {
             (1_735_689_599, "2024-12-31 23:59 UTC"),
         ] {
             assert_eq!(utc_text(unix), text);
+            assert!(rfc3339(unix).starts_with(&text[..16].replace(' ', "T")));
         }
+    }
+
+    #[test]
+    fn a_programs_time_stamp_has_seconds() {
+        assert_eq!(rfc3339(951_782_399), "2000-02-28T23:59:59Z");
     }
 
     /// A tokenizer was refused as too slow on a machine where other programs had the cores.

@@ -118,6 +118,28 @@ pub fn fresh_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish() >> 32
 }
 
+/// Numbers that a reader of some of them cannot tell in advance: a keyed hash of 0, 1, 2, ...
+pub struct Unguessable(std::hash::RandomState);
+
+impl Unguessable {
+    /// With the system's randomness as its key.
+    pub fn new() -> Unguessable {
+        Unguessable(std::hash::RandomState::new())
+    }
+
+    /// The number for `n`: a keyed hash of it.
+    pub fn number(&self, n: u64) -> u64 {
+        use std::hash::BuildHasher;
+        self.0.hash_one(n)
+    }
+}
+
+impl Default for Unguessable {
+    fn default() -> Unguessable {
+        Unguessable::new()
+    }
+}
+
 /// Bytes of memory that this process can take without swapping and without being killed: the least of what the system has free, what
 /// the limits of its control groups leave, and what `ulimit -v` leaves. `None` where the system tells none of these.
 pub fn available_memory() -> Option<u64> {

@@ -120,6 +120,22 @@ impl Error {
         move |source| Error::Io { action, path, source }
     }
 
+    /// The message for a client that may not know where the server keeps its files: a file by its name alone.
+    pub fn without_folder(&self) -> String {
+        let name = |path: &Path| PathBuf::from(path.file_name().unwrap_or_default());
+        match self {
+            Error::BadFile(bad) => {
+                let BadFile { path, field, offset, reason } = &**bad;
+                let bad = BadFile { path: name(path), field: field.clone(), offset: *offset, reason: reason.clone() };
+                bad.to_string()
+            }
+            Error::Io { action, path, source } => {
+                format!("cannot {action} {}: {source}", printable(&name(path).to_string_lossy()))
+            }
+            other => other.to_string(),
+        }
+    }
+
     /// The program's exit status for this kind of error; never 0.
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -1,302 +1,15 @@
 //! Settings: a flag wins over the environment, that over the user's file, that over the system's file, that over the default; each
 //! value remembers where it comes from. An unknown key is an error that suggests the nearest known one.
 
+mod keys;
+
+pub use keys::{KEYS, Key, Kind};
+
 use crate::error::{Error, Result, excerpt};
 use crate::formats::read_text;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-
-/// Which values a key may have.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
-    /// Any text; an empty one means that the key is not set.
-    Text,
-    /// A whole number from the first of these to the second, both included.
-    Whole(u64, u64),
-    /// A number from the first of these to the second, both included.
-    Number(f64, f64),
-    /// True or false.
-    Switch,
-    /// One of these words, in any case.
-    Choice(&'static [&'static str]),
-}
-
-/// One key: `section.name`.
-pub struct Key {
-    /// `section.name`, such as `serve.queue`.
-    pub name: &'static str,
-    /// Which values it takes.
-    pub kind: Kind,
-    /// Its default, written as in a TOML file: a text has its quotes.
-    pub default: &'static str,
-    /// What it means, with its unit, for the file of defaults and `config show`.
-    pub about: &'static str,
-    /// Whether SIGHUP takes a new value while the daemon runs.
-    pub live: bool,
-}
-
-const fn key(name: &'static str, kind: Kind, default: &'static str, live: bool, about: &'static str) -> Key {
-    Key { name, kind, default, about, live }
-}
-
-/// Every key. `configs/default.toml` is written from this table, and a test keeps it so.
-pub const KEYS: [Key; 42] = [
-    key("serve.model", Kind::Text, "\"\"", false, "MODEL to load at the start; empty for none"),
-    key(
-        "serve.socket",
-        Kind::Text,
-        "\"\"",
-        false,
-        "Unix socket; empty for $XDG_RUNTIME_DIR/dynamicinfer.sock, or /tmp/dynamicinfer-UID/dynamicinfer.sock",
-    ),
-    key(
-        "serve.listen",
-        Kind::Text,
-        "\"\"",
-        false,
-        "TCP port of this machine to listen at, besides the socket: 8093, localhost:8093; empty for none",
-    ),
-    key(
-        "serve.token_file",
-        Kind::Text,
-        "\"\"",
-        false,
-        "file with the bearer token for TCP; empty for ~/.local/state/dynamicinfer/token, which is created",
-    ),
-    key(
-        "serve.allow_origin",
-        Kind::Text,
-        "\"\"",
-        true,
-        "web origin that may use TCP: http://localhost:3000; empty refuses all browsers",
-    ),
-    key(
-        "serve.steering",
-        Kind::Choice(&["unix", "all", "off"]),
-        "\"unix\"",
-        true,
-        "clients that may change models, budget, policy and thresholds: unix (those of the socket), all (those over TCP, too) or off (none)",
-    ),
-    key(
-        "serve.unknown_fields",
-        Kind::Choice(&["refuse", "ignore"]),
-        "\"refuse\"",
-        true,
-        "unknown fields of chats, completions, responses and embeddings: refuse, or ignore (logged once per client and field)",
-    ),
-    key(
-        "serve.ui",
-        Kind::Switch,
-        "false",
-        true,
-        "a page at /ui to watch the daemon and change its budget; over TCP its password is the token",
-    ),
-    key("serve.name", Kind::Text, "\"\"", false, "the model's name in requests; empty for its file's name"),
-    key("serve.queue", Kind::Whole(1, 65_536), "64", false, "requests that may wait; more are answered 429"),
-    key(
-        "serve.parallel",
-        Kind::Whole(1, 32),
-        "8",
-        false,
-        "answers that run at once; each has its own keys and \
-         values",
-    ),
-    key(
-        "serve.context",
-        Kind::Whole(0, 1 << 24),
-        "0",
-        false,
-        "tokens of a prompt and its answer together; 0 for the model's own, 4096 at most",
-    ),
-    key(
-        "serve.deterministic",
-        Kind::Switch,
-        "false",
-        false,
-        "run each answer as if it were alone: slower, and bit-identical",
-    ),
-    key(
-        "serve.body_bytes",
-        Kind::Whole(1024, 1 << 30),
-        "8388608",
-        true,
-        "bytes of a request's body; more is answered 413",
-    ),
-    key(
-        "serve.bodies_bytes",
-        Kind::Whole(1024, 1 << 40),
-        "67108864",
-        false,
-        "bytes of all request bodies in memory; more is answered 503",
-    ),
-    key(
-        "serve.body_seconds",
-        Kind::Whole(1, 3600),
-        "60",
-        true,
-        "seconds that a request's body may take from its first byte to its last, before it is answered 408",
-    ),
-    key(
-        "serve.connections",
-        Kind::Whole(1, 1 << 20),
-        "4096",
-        false,
-        "open connections of the Unix socket; more wait to be accepted",
-    ),
-    key(
-        "serve.tcp_connections",
-        Kind::Whole(1, 1 << 20),
-        "256",
-        false,
-        "open connections of the TCP port; more wait to be accepted",
-    ),
-    key(
-        "serve.token_seconds",
-        Kind::Whole(1, 3600),
-        "5",
-        true,
-        "seconds within which a TCP connection must send the token",
-    ),
-    key(
-        "serve.stall_seconds",
-        Kind::Whole(1, 3600),
-        "30",
-        true,
-        "seconds that a client may stop reading, or writing its request, before it is cut",
-    ),
-    key(
-        "serve.rest_seconds",
-        Kind::Whole(1, 3600),
-        "2",
-        false,
-        "seconds that a client may stop reading while others wait for its place, before its answer ends with an error",
-    ),
-    key(
-        "serve.slowdown",
-        Kind::Number(1.0, 100.0),
-        "2.0",
-        false,
-        "factor by which other clients' prompts may delay the next token of an answer",
-    ),
-    key(
-        "serve.ping_seconds",
-        Kind::Whole(1, 3600),
-        "15",
-        true,
-        "seconds after which a silent stream sends a comment, so that clients and proxies keep it open",
-    ),
-    key(
-        "serve.drain_seconds",
-        Kind::Whole(0, 3600),
-        "30",
-        true,
-        "seconds that running answers have to finish after SIGTERM",
-    ),
-    key(
-        "engine.threads",
-        Kind::Whole(0, 1024),
-        "0",
-        false,
-        "threads to compute with; 0 for one per core, one less with a GPU",
-    ),
-    key(
-        "engine.kv",
-        Kind::Choice(&["f16", "f32", "q8_0", "q4_0"]),
-        "\"f16\"",
-        false,
-        "type of the key/value cache: f16, f32, q8_0 or q4_0",
-    ),
-    key(
-        "engine.prefill",
-        Kind::Choice(&["exact", "int8", "int8-per-tensor"]),
-        "\"int8\"",
-        false,
-        "precision of prompts of more than 32 tokens on the processor",
-    ),
-    key(
-        "engine.predictor",
-        Kind::Text,
-        "\"auto\"",
-        false,
-        "predictor that selects the neurons of each token: dense, exact, sign, mlp or auto",
-    ),
-    key(
-        "engine.audit",
-        Kind::Whole(0, 1 << 20),
-        "64",
-        false,
-        "compare the predictor with the true activations every this many passes, for `top`; 0 for never",
-    ),
-    key(
-        "engine.quant",
-        Kind::Text,
-        "\"\"",
-        false,
-        "type of the weights if a model must be packed; empty for the nearest to its own",
-    ),
-    key(
-        "engine.activation",
-        Kind::Text,
-        "\"\"",
-        false,
-        "activation function of models that name none; empty for the files'",
-    ),
-    key(
-        "engine.device",
-        Kind::Choice(&["cpu", "cuda", "auto", "virtual"]),
-        "\"cpu\"",
-        false,
-        "device that computes besides the processor: cpu (none), cuda, auto (a usable GPU) or virtual",
-    ),
-    key(
-        "engine.vram",
-        Kind::Text,
-        "\"\"",
-        false,
-        "memory budget on the device: 8GiB; empty for most of the free \
-         memory",
-    ),
-    key("engine.ram", Kind::Text, "\"\"", false, "host memory limit of a model: 32GiB; empty for the free memory"),
-    key("engine.policy", Kind::Text, "\"full\"", false, "migration policy during decoding"),
-    key(
-        "sampling.temperature",
-        Kind::Number(0.0, 100.0),
-        "0.8",
-        false,
-        "temperature of requests that set none (so with all of this section); 0 takes the likeliest token",
-    ),
-    key(
-        "sampling.top_k",
-        Kind::Whole(0, 1 << 24),
-        "40",
-        false,
-        "choose among this many of the likeliest tokens; 0 for all",
-    ),
-    key(
-        "sampling.top_p",
-        Kind::Number(0.0, 1.0),
-        "0.95",
-        false,
-        "choose among the likeliest tokens of this total probability",
-    ),
-    key("sampling.min_p", Kind::Number(0.0, 1.0), "0.05", false, "drop tokens below this share of the likeliest"),
-    key(
-        "sampling.repeat_penalty",
-        Kind::Number(0.01, 100.0),
-        "1.0",
-        false,
-        "divide the logits of repeated tokens by this",
-    ),
-    key("chat.system", Kind::Text, "\"\"", false, "system message of `chat`; empty for none"),
-    key(
-        "chat.history",
-        Kind::Whole(0, 100_000),
-        "1000",
-        false,
-        "lines that `chat` remembers between runs; 0 keeps none",
-    ),
-];
 
 /// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -325,9 +38,21 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The values of all [`KEYS`], each with its origin. Methods that take a key's name panic if there is no such key.
+/// The values of all [`KEYS`], each with its origin, and the presets. Methods that take a key's name panic if there is no such key.
 #[derive(Clone, Debug)]
-pub struct Settings(BTreeMap<&'static str, (toml::Value, Origin)>);
+pub struct Settings {
+    values: BTreeMap<&'static str, (toml::Value, Origin)>,
+    presets: BTreeMap<String, Preset>,
+}
+
+/// A model with settings of its own: `[model.NAME]` of a settings file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Preset {
+    /// MODEL: a path or a name.
+    pub path: String,
+    values: BTreeMap<&'static str, toml::Value>,
+    file: PathBuf,
+}
 
 impl Settings {
     /// Reads those of `files` that exist (later ones win), then `named`, which must exist, then what `environment` has for each
@@ -341,7 +66,7 @@ impl Settings {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Settings> {
         let default = |key: &Key| (key.name, (parse(key, key.default).expect("defaults are good"), Origin::Default));
-        let mut settings = Settings(KEYS.iter().map(default).collect());
+        let mut settings = Settings { values: KEYS.iter().map(default).collect(), presets: BTreeMap::new() };
         for path in files.iter().filter(|path| path.exists()).map(PathBuf::as_path).chain(named) {
             settings.read_file(path)?;
         }
@@ -366,17 +91,66 @@ impl Settings {
             let toml::Value::Table(values) = values else {
                 return Err(refuse(format!("'{section}' is outside a section; write it as [section] name = value")));
             };
+            if section == "model" {
+                self.read_presets(path, values).map_err(refuse)?;
+                continue;
+            }
             if !KEYS.iter().any(|key| key.name.starts_with(&format!("{section}."))) {
-                return Err(refuse(unknown("section", &section, sections)));
+                return Err(refuse(unknown("section", &section, sections.chain(["model"]))));
             }
             for (name, value) in values {
                 let name = format!("{section}.{name}");
                 let key = find(&name).map_err(refuse)?;
                 let value = check(key, value).map_err(refuse)?;
-                self.0.insert(key.name, (value, Origin::File(path.to_owned())));
+                self.values.insert(key.name, (value, Origin::File(path.to_owned())));
             }
         }
         Ok(())
+    }
+
+    /// Takes the presets of a file. One with a name that an earlier file has replaces it.
+    fn read_presets(&mut self, file: &Path, presets: toml::Table) -> Result<(), String> {
+        for (name, preset) in presets {
+            let shown = excerpt(&name);
+            let toml::Value::Table(mut fields) = preset else {
+                return Err(format!("'model.{shown}' is outside a preset; write [model.NAME] path = MODEL"));
+            };
+            let path = match fields.remove("path") {
+                Some(toml::Value::String(path)) if !path.is_empty() => path,
+                _ => return Err(format!("model.{shown} has no path; write path = MODEL, a path or a name")),
+            };
+            let known = || KEYS.iter().filter_map(|key| of_model(key.name)).chain(["path"]);
+            let mut values = BTreeMap::new();
+            for (field, value) in fields {
+                let key = KEYS.iter().find(|key| of_model(key.name) == Some(&field));
+                let key = key.ok_or_else(|| unknown(&format!("key of model.{shown}"), &field, known()))?;
+                values.insert(key.name, check(key, value).map_err(|why| format!("model.{shown}: {why}"))?);
+            }
+            self.presets.insert(name, Preset { path, values, file: file.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// The names of all presets.
+    pub fn presets(&self) -> impl Iterator<Item = &str> {
+        self.presets.keys().map(String::as_str)
+    }
+
+    /// The preset of this name.
+    pub fn preset(&self, name: &str) -> Option<&Preset> {
+        self.presets.get(name)
+    }
+
+    /// These settings for a preset's model. What a flag or `load` has set stays.
+    #[must_use]
+    pub fn with_preset(&self, preset: &Preset) -> Settings {
+        let mut settings = self.clone();
+        for (name, value) in &preset.values {
+            if !matches!(self.origin(name), Origin::Flag(_) | Origin::Load) {
+                settings.values.insert(name, (value.clone(), Origin::File(preset.file.clone())));
+            }
+        }
+        settings
     }
 
     /// Sets a key from text, as a flag or a variable gives it.
@@ -386,7 +160,7 @@ impl Settings {
     pub fn set(&mut self, name: &str, text: &str, origin: Origin) -> Result<()> {
         let key = find(name).map_err(Error::Usage)?;
         let value = parse(key, text).map_err(|why| Error::Usage(format!("{origin}: {why}")))?;
-        self.0.insert(key.name, (value, origin));
+        self.values.insert(key.name, (value, origin));
         Ok(())
     }
 
@@ -397,8 +171,8 @@ impl Settings {
     pub fn for_load(&self, values: &BTreeMap<String, String>) -> Result<Settings> {
         let mut settings = self.clone();
         for (name, text) in values {
-            if !(name.starts_with("engine.") || name.starts_with("sampling.") || name == "serve.context") {
-                let why = "`load` accepts keys of [engine] and [sampling], and serve.context";
+            if of_model(name).is_none() {
+                let why = "`load` accepts keys of [engine] and [sampling], serve.context and serve.system";
                 return Err(Error::Usage(format!("'{}' is not a setting of a model; {why}", excerpt(name))));
             }
             settings.set(name, text, Origin::Load)?;
@@ -415,12 +189,12 @@ impl Settings {
     }
 
     fn value(&self, name: &str) -> &toml::Value {
-        &self.0[name].0
+        &self.values[name].0
     }
 
     /// The origin of the value of the key `name`.
     pub fn origin(&self, name: &str) -> &Origin {
-        &self.0[name].1
+        &self.values[name].1
     }
 
     /// The value of a [`Kind::Text`] or [`Kind::Choice`] key; `None` if it is empty, which means that it is not set.
@@ -448,16 +222,17 @@ impl Settings {
         KEYS.iter().map(|key| (key, self.value(key.name).to_string(), self.origin(key.name)))
     }
 
-    /// Takes those values over from `other` that may change while the daemon runs ([`Key::live`]). Returns the names of the other keys
-    /// whose values differ: they keep their old values until a restart.
+    /// Takes the presets over from `other`, and those values that may change while the daemon runs ([`Key::live`]). Returns the names of the
+    /// other keys whose values differ: they keep their old values until a restart.
     pub fn reload(&mut self, other: &Settings) -> Vec<&'static str> {
+        self.presets.clone_from(&other.presets);
         let mut left = Vec::new();
         for key in &KEYS {
             if self.value(key.name) == other.value(key.name) {
                 continue;
             }
             if key.live {
-                self.0.insert(key.name, other.0[key.name].clone());
+                self.values.insert(key.name, other.values[key.name].clone());
             } else {
                 left.push(key.name);
             }
@@ -469,6 +244,13 @@ impl Settings {
 /// The environment variable of a key: `DYNAMICINFER_SERVE_QUEUE` for `serve.queue`.
 pub fn variable(name: &str) -> String {
     format!("DYNAMICINFER_{}", name.replace('.', "_").to_uppercase())
+}
+
+/// The last part of a key's name, if the key is about one model and not about the daemon.
+fn of_model(name: &str) -> Option<&str> {
+    let (section, last) = name.split_once('.')?;
+    let is = ["engine", "sampling"].contains(&section) || ["serve.context", "serve.system"].contains(&name);
+    is.then_some(last)
 }
 
 fn find(name: &str) -> Result<&'static Key, String> {
@@ -564,7 +346,8 @@ pub fn default_file() -> String {
         let live = if key.live { " (live)" } else { "" };
         text += &format!("# {}{live}\n{name} = {}\n", key.about, key.default);
     }
-    text
+    text + "\n# A model with settings of its own, which requests, `load`, `serve` and `chat` name: keys of [engine] and [sampling], context, system.\n\
+            # [model.NAME]\n# path = \"OWNER/MODEL\"\n# context = 8192\n"
 }
 
 #[cfg(test)]
@@ -630,6 +413,31 @@ mod tests {
             error,
             "$DYNAMICINFER_SERVE_DETERMINISTIC: serve.deterministic is \"perhaps\"; it must be true or false"
         );
+    }
+
+    #[test]
+    fn a_preset_sets_what_no_flag_has_set_and_a_wrong_one_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "[engine]\nthreads = 3\n[model.coder]\npath = \"Qwen\"\ncontext = 512\nthreads = 2\ntemperature = 1\nsystem = \"Be brief.\"\n";
+        let path = file(&dir, "c.toml", text);
+        let mut settings = Settings::read(&[], Some(&path), |_| None).unwrap();
+        settings.flag("serve.context", "--ctx-size", Some(64)).unwrap();
+        let preset = settings.preset("coder").unwrap();
+        let own = settings.with_preset(preset);
+        assert_eq!((preset.path.as_str(), settings.presets().collect::<Vec<_>>()), ("Qwen", vec!["coder"]));
+        assert_eq!((own.whole("serve.context"), own.whole("engine.threads")), (64, 2));
+        assert_eq!((own.number("sampling.temperature"), own.text("serve.system")), (1.0, Some("Be brief.")));
+        assert_eq!((settings.whole("engine.threads"), settings.preset("other")), (3, None));
+        for (text, why) in [
+            ("[model]\nx = 1\n", "'model.x' is outside a preset"),
+            ("[model.x]\ncontext = 1\n", "model.x has no path"),
+            ("[model.x]\npath = \"a\"\nqueue = 1\n", "unknown key of model.x 'queue'"),
+            ("[model.x]\npath = \"a\"\ntemprature = 1\n", "did you mean 'temperature'?"),
+            ("[model.x]\npath = \"a\"\ntop_p = 2\n", "model.x: sampling.top_p is 2.0; it must be"),
+        ] {
+            let error = Settings::read(&[], Some(&file(&dir, "bad.toml", text)), |_| None).unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
     }
 
     #[test]

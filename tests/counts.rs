@@ -14,7 +14,7 @@ use dynamicinfer::clock;
 use dynamicinfer::cpu::Kernels;
 use dynamicinfer::engine::{Engine, Logits, Session};
 use dynamicinfer::error::{Error, Result};
-use dynamicinfer::formats::gguf::Value;
+use dynamicinfer::formats::gguf::{Array, Value};
 use dynamicinfer::model::in_place::not_in_place;
 use dynamicinfer::model::source::{Source, read_json};
 use dynamicinfer::model::{KvType, Model};
@@ -30,8 +30,11 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 31] = [
+const DIRECTORIES: [&str; 34] = [
     "bamboo",
+    "deepseek-v2",
+    "deepseek-v3",
+    "glm4-moe-lite",
     "falcon",
     "ernie4.5-moe",
     "falcon-40b",
@@ -64,8 +67,13 @@ const DIRECTORIES: [&str; 31] = [
     "turbosparse-mixtral",
 ];
 
-const GGUFS: [&str; 28] = [
+const GGUFS: [&str; 36] = [
     "bamboo.gguf",
+    "deepseek-v2.gguf",
+    "deepseek-v3.gguf",
+    "glm4-moe-lite.gguf",
+    "dots1.gguf",
+    "ernie4.5-moe.gguf",
     "falcon.gguf",
     "falcon-40b.gguf",
     "gemma3.gguf",
@@ -77,6 +85,7 @@ const GGUFS: [&str; 28] = [
     "lfm2-moe.gguf",
     "gpt-oss.mxfp4.gguf",
     "llama.gguf",
+    "llama-tied.gguf",
     "llama-linear-rope.q8_0.gguf",
     "minicpm.gguf",
     "mistral.gguf",
@@ -93,6 +102,8 @@ const GGUFS: [&str; 28] = [
     "qwen3-moe.gguf",
     "relufalcon.powerinfer.gguf",
     "smallthinker.gguf",
+    "smollm3.gguf",
+    "turbosparse-mixtral.gguf",
 ];
 
 fn absurd_json() -> Vec<Json> {
@@ -133,8 +144,21 @@ fn absurd_value() -> Vec<Value> {
         Value::F32(f32::NAN),
         Value::F32(3e38),
         text("8"),
-        Value::Array(dynamicinfer::formats::gguf::Array::I32(vec![i32::MAX])),
+        Value::Array(Array::I32(vec![i32::MAX])),
     ]
+}
+
+/// Lists in the place of a list of numbers; `None` for any other value.
+fn absurd_lists(value: &Value) -> Option<Vec<Value>> {
+    let length = match value {
+        Value::Array(Array::U32(list)) => list.len(),
+        Value::Array(Array::I32(list)) => list.len(),
+        Value::Array(Array::F32(list)) => list.len(),
+        Value::Array(Array::Bool(list)) => list.len(),
+        _ => return None,
+    };
+    let lists = [(i32::MAX, length), (-1, length), (0, length), (1, length + 1), (1, 0), (1, 100_000)];
+    Some(lists.map(|(number, length)| Value::Array(Array::I32(vec![number; length]))).to_vec())
 }
 
 /// Opens the model as everything here does, and if it is accepted computes with it. A refusal is that of a bad file, but for one that a
@@ -170,11 +194,17 @@ fn fault_of(path: &Path) -> Option<String> {
     }
 }
 
-/// Where a JSON value has numbers: paths of keys, lists left out.
+/// Where a JSON value has numbers: paths of keys; of a list, the places of its first and its last.
 fn numbers_in(value: &Json, at: &str) -> Vec<String> {
     match value {
         Json::Number(_) => vec![at.to_owned()],
         Json::Object(map) => map.iter().flat_map(|(key, inside)| numbers_in(inside, &format!("{at}/{key}"))).collect(),
+        Json::Array(list) => {
+            let mut ends = vec![0, list.len().saturating_sub(1)];
+            ends.dedup();
+            let inside = ends.into_iter().filter_map(|i| Some((i, list.get(i)?)));
+            inside.flat_map(|(i, inside)| numbers_in(inside, &format!("{at}/{i}"))).collect()
+        }
         _ => Vec::new(),
     }
 }
@@ -259,9 +289,11 @@ fn gguf(name: &str, said: &mut impl FnMut(&str), faults: &mut Vec<String>) {
     keys.extend(["general.alignment", "split.count", "split.no", "split.tensors.count"].map(str::to_owned));
     keys.sort();
     keys.dedup();
-    for key in keys {
+    let lists = file.keys.clone().into_iter().filter_map(|(key, value)| Some((key, absurd_lists(&value)?)));
+    let lists: Vec<(String, Vec<Value>)> = lists.filter(|(key, _)| !key.starts_with("tokenizer.")).collect();
+    for (key, values) in keys.into_iter().map(|key| (key, absurd_value())).chain(lists) {
         let before = file.keys.clone();
-        for value in absurd_value() {
+        for value in values {
             file.set(&key, value.clone());
             std::fs::write(&path, file.bytes()).unwrap();
             let case = format!("{name}, {key} = {value:?}");

@@ -8,23 +8,22 @@ use dynamicinfer::cpu::Kernels;
 use dynamicinfer::device::{Buffer, Call, Device, Event, HostWork, Memory, OutOfMemory, Stream, Totals, VirtualDevice};
 use dynamicinfer::engine::{Choice, Engine, Logits, Sparsity};
 use dynamicinfer::error::Error;
-use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::{faults, history_file};
-use dynamicinfer::generation::{Event as Said, Job, Limits, start};
+use dynamicinfer::generation::{Event as Said, Job, Limits, Speculation, start};
 use dynamicinfer::ids::PublishedId;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType, Model};
 use dynamicinfer::open::{VramBudget, place};
 use dynamicinfer::pack::{PackOptions, pack};
-use dynamicinfer::placement::memory_plan::{Footprint, KvPlace, Request};
+use dynamicinfer::placement::memory_plan::Footprint;
 use dynamicinfer::tokenizer::Tokenizer;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use support::{RATES, error, packed};
+use support::{RATES, assumed_machine, error, half_of_the_neurons, packed};
 
 const CONTEXT: usize = 64;
 
@@ -113,7 +112,7 @@ fn a_full_disk_leaves_every_old_file_as_it_was() {
     history_file::open(&history).unwrap();
 
     let machine = dir.path().join("m.toml");
-    let steps = every_step_of_writing_fails(&machine, &|| profile().write(&machine));
+    let steps = every_step_of_writing_fails(&machine, &|| assumed_machine().write(&machine));
     assert_eq!(steps, 4);
 
     let store = dir.path().join("s.neurons");
@@ -126,26 +125,6 @@ fn a_full_disk_leaves_every_old_file_as_it_was() {
         .install(|| every_step_of_writing_fails(&store, &|| pack(&source, &store, &options, &|_, _| Ok(())).map(drop)));
     assert!(steps > 20, "{steps}");
     Model::open(&store).unwrap().store().unwrap().verify(|_| ()).unwrap();
-}
-
-fn profile() -> MachineProfile {
-    MachineProfile {
-        name: "m".into(),
-        note: String::new(),
-        measured_unix: None,
-        measured: Vec::new(),
-        assumed: Rate::ALL.to_vec(),
-        dram_gb_s: 60.0,
-        host_gflops: 400.0,
-        device_gb_s: 900.0,
-        device_gflops: 6000.0,
-        link_gb_s: 25.0,
-        call_us: 5.0,
-        copy_us: 1.5,
-        sync_us: 8.0,
-        moves: Vec::new(),
-        stage: None,
-    }
 }
 
 /// A device whose nth allocation fails, whatever room there is.
@@ -226,7 +205,7 @@ impl Device for Miser {
 /// An engine whose results do not depend on what lies where.
 fn engine(store: &Path) -> Engine {
     let model = Model::open(store).unwrap();
-    let layers = model.config.layers;
+    let layers = model.config.layers().len();
     let mut engine = Engine::new(model, 1, Kernels::best());
     engine.set_sparsity(Sparsity::new(vec![Choice::Exact { activation_threshold: 0.0 }; layers], 0).unwrap());
     engine
@@ -250,24 +229,11 @@ fn a_device_that_refuses_anything_leaves_an_engine_that_is_right_and_can_go_on()
         let (mut tried, mut refusals) = (0, [0; 3]);
         for n in 1.. {
             let mut engine = engine(&store);
-            let (layers, ffn) = (engine.model.config.layers, engine.model.config.ffn);
-            let request = Request {
-                vram: None,
-                ram: None,
-                ffn_share: Some(0.5),
-                kv: KvPlace::Host,
-                predictor_bytes: 0,
-                computed_share: 1.0,
-                sequences: 1,
-                ilp_seconds: None,
-                chunk: None,
-                host: None,
-                streamed_layers: Some(0),
-                skips_host: false,
-            };
+            let (layers, ffn) = (engine.model.config.layers().len(), engine.model.config.widest_ffn());
+            let request = half_of_the_neurons();
             let footprint = Footprint::of_model(&engine.model, CONTEXT, KvType::F32);
             let counts = vec![(1..=ffn as u64).collect(); layers];
-            let budgeter = VramBudget { footprint, counts, machine: profile(), request };
+            let budgeter = VramBudget { footprint, counts, machine: assumed_machine(), request };
             let whole = dynamicinfer::placement::memory_plan::plan(
                 &budgeter.footprint,
                 &budgeter.counts,
@@ -352,6 +318,9 @@ fn a_load_without_memory_for_its_keys_is_refused_in_words() {
             deterministic: false,
             rest: Duration::MAX,
             slowdown: 2.0,
+            prompt_cache_bytes: 1 << 28,
+            prompt_cache_every: 8192,
+            speculation: Speculation::Auto,
         };
         ALLOCATIONS.set(n);
         let started = start(engine, tokenizer.clone(), limits);
@@ -366,19 +335,7 @@ fn a_load_without_memory_for_its_keys_is_refused_in_words() {
                 assert_eq!(refused, n - 1);
                 // And now it works.
                 let prompt = tokenizer.encode("Once", dynamicinfer::tokenizer::Special::AsText).unwrap();
-                let job = Job {
-                    client: 1,
-                    prompt,
-                    params: Default::default(),
-                    max_tokens: 3,
-                    stops: Vec::new(),
-                    whole: false,
-                    ignore_eos: true,
-                    logit_bias: Vec::new(),
-                    logprobs: None,
-                    spoken: Vec::new(),
-                    grammar: None,
-                };
+                let job = Job { ignore_eos: true, ..Job::plain(prompt, 3) };
                 let mut events = handle.submit(job).unwrap();
                 let last = std::iter::from_fn(|| events.blocking_recv()).last();
                 assert!(matches!(last, Some(Said::Done(_))), "{last:?}");

@@ -41,7 +41,7 @@ fn error(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// GGUF, the reference's name, and whether its weights are quantised.
-const MODELS: [(&str, &str, bool); 32] = [
+const MODELS: [(&str, &str, bool); 35] = [
     ("llama.gguf", "llama", false),
     ("llama-tied.gguf", "llama-tied", false),
     ("mistral.gguf", "mistral", false),
@@ -62,6 +62,9 @@ const MODELS: [(&str, &str, bool); 32] = [
     ("gemma4.gguf", "gemma4", false),
     ("gemma4-moe.gguf", "gemma4-moe", false),
     ("gemma4-e2b.gguf", "gemma4-e2b", false),
+    ("deepseek-v2.gguf", "deepseek-v2", false),
+    ("deepseek-v3.gguf", "deepseek-v3", false),
+    ("glm4-moe-lite.gguf", "glm4-moe-lite", false),
     ("glm4-moe.gguf", "glm4-moe", false),
     ("qwen35.gguf", "qwen35", false),
     ("qwen35-moe.gguf", "qwen35-moe", false),

@@ -46,11 +46,11 @@ impl Observer for Weights {
 fn each_token_has_as_many_experts_as_the_model_says_and_their_weights_are_one_together() {
     for name in MODELS {
         let mut engine = engine(name);
-        let experts = engine.model.config.form.experts.unwrap();
+        let experts = engine.model.config.mixtures().next().unwrap();
         let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
         let mut weights = Weights::default();
         engine.forward_observed(&mut session.kv, &ids(40), Logits::None, &mut weights);
-        assert_eq!(weights.0.len(), engine.model.config.layers);
+        assert_eq!(weights.0.len(), engine.model.config.layers().len());
         for token in weights.0.iter().flat_map(|layer| layer.chunks_exact(experts.count)) {
             assert_eq!(token.iter().filter(|&&weight| weight > 0.0).count(), experts.used, "{name}");
             assert!((token.iter().sum::<f32>() - 1.0).abs() < 1e-5, "{name}: {token:?}");
@@ -62,18 +62,18 @@ fn each_token_has_as_many_experts_as_the_model_says_and_their_weights_are_one_to
 fn the_report_counts_the_experts_that_were_computed_and_what_was_read_of_them() {
     let mut engine = engine("qwen3-moe");
     let (c, tokens) = (engine.model.config.clone(), ids(3));
-    let experts = c.form.experts.unwrap();
+    let experts = c.mixtures().next().unwrap();
     let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
     let mut read = Vec::new();
     for &token in &tokens {
         engine.report.clear();
         engine.forward(&mut session.kv, &[token], Logits::Last);
-        assert_eq!(engine.report.computed, vec![experts.used as u64; c.layers]);
+        assert_eq!(engine.report.computed, vec![experts.used as u64; c.layers().len()]);
         read.push(engine.report.ffn_bytes);
     }
     // Three matrices of bf16 for each expert, and the router in bf16.
-    let each = experts.used * 3 * c.hidden * c.ffn * 2 + experts.count * c.hidden * 2;
-    assert_eq!(read, vec![(c.layers * each) as u64; tokens.len()]);
+    let each = experts.used * 3 * c.hidden * c.widest_ffn() * 2 + experts.count * c.hidden * 2;
+    assert_eq!(read, vec![(c.layers().len() * each) as u64; tokens.len()]);
     assert!((engine.report.computed_share(&c) - experts.used as f64 / experts.count as f64).abs() < 1e-9);
 }
 
@@ -87,13 +87,13 @@ fn a_trace_holds_the_experts_that_were_chosen() {
     for (name, mut engine) in engines {
         let path = dir.path().join("a.trace");
         let c = engine.model.config.clone();
-        let experts = c.form.experts.unwrap();
+        let experts = c.mixtures().next().unwrap();
         let request = Request {
             texts: vec![("a".into(), ids(50)), ("b".into(), ids(9))],
             window: 40,
             kv: KvType::F32,
             predictor: None,
-            activation_thresholds: vec![0.0; c.layers],
+            activation_thresholds: vec![0.0; c.layers().len()],
             ahead: 1,
             lookaheads: Vec::new(),
             made: serde_json::Value::Null,
@@ -101,10 +101,10 @@ fn a_trace_holds_the_experts_that_were_chosen() {
         let recall = record(&mut engine, &request, &path, |_, _| Ok(())).unwrap()[0];
         let trace = TraceFile::open(&path).unwrap();
         let h = trace.header();
-        assert_eq!((h.layers, h.ffn, h.predictor.as_str()), (c.layers, experts.count, "router"), "{name}");
+        assert_eq!((h.layers, h.ffn, h.predictor.as_str()), (c.layers().len(), experts.count, "router"), "{name}");
         assert_eq!(h.block_bytes as u64, engine.model.layers[0].ffn.cluster_bytes());
         let (mut now, mut found, mut all) = (Vec::new(), 0, 0);
-        for (layer, token) in (0..c.layers).flat_map(|layer| (0..59).map(move |token| (layer, token))) {
+        for (layer, token) in (0..c.layers().len()).flat_map(|layer| (0..59).map(move |token| (layer, token))) {
             active(trace.row(TraceSection::Active, layer, token), &mut now);
             assert_eq!(now.len(), experts.used, "{name}");
             let sure: Vec<u32> = set(trace.row(TraceSection::Own, layer, token));
@@ -299,21 +299,21 @@ fn damaged_shared_experts_are_refused_with_the_tensor() {
 fn a_shared_expert_is_read_in_every_pass_and_counts_as_weights() {
     let mut engine = engine("qwen2-moe");
     let c = engine.model.config.clone();
-    let experts = c.form.experts.unwrap();
+    let experts = c.mixtures().next().unwrap();
     let width = experts.shared.unwrap().width;
     let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
     engine.forward(&mut session.kv, &[7], Logits::Last);
-    assert_eq!(engine.report.computed, vec![experts.used as u64; c.layers], "experts that were chosen");
+    assert_eq!(engine.report.computed, vec![experts.used as u64; c.layers().len()], "experts that were chosen");
     let (of_shared, router) = (3 * c.hidden * width, experts.count * c.hidden);
-    let read = 2 * c.layers * (experts.used * 3 * c.hidden * c.ffn + of_shared + router);
+    let read = 2 * c.layers().len() * (experts.used * 3 * c.hidden * c.widest_ffn() + of_shared + router);
     assert_eq!(engine.report.ffn_bytes, read as u64);
     // What may be left on disk is what the router chooses.
     let blocks = layer_blocks(&engine.model).unwrap();
-    assert!(blocks.iter().all(|layer| layer.block_bytes() == 2 * 3 * c.hidden * c.ffn));
+    assert!(blocks.iter().all(|layer| layer.block_bytes() == 2 * 3 * c.hidden * c.widest_ffn()));
     // Everything is stored in 16 bits, and only matrices are counted; routers are no parameters here.
     let matrices: u64 = engine.model.bytes_by_type().iter().map(|(_, bytes)| bytes / 2).sum();
     let embeddings = 2 * c.vocab * c.hidden;
-    assert_eq!(c.parameters(), matrices + (embeddings - c.layers * router) as u64);
+    assert_eq!(c.parameters(), matrices + (embeddings - c.layers().len() * router) as u64);
 }
 
 /// Logits of a prompt in one piece and of tokens by themselves, as bits.
@@ -389,7 +389,7 @@ impl Observer for Routers {
 fn a_selection_bias_chooses_experts_and_is_no_part_of_their_weights() {
     let dir = tempfile::tempdir().unwrap();
     let mut engine = Engine::new(opened(&biased("qwen3-moe.gguf", dir.path(), 2)), 2, Kernels::best());
-    let experts = engine.model.config.form.experts.unwrap();
+    let experts = engine.model.config.mixtures().next().unwrap();
     let first = experts.count - experts.used;
     assert!(experts.selection_bias && experts.normalised && first > 0);
     let mut session = Session::new(&engine, 64, KvType::F32).unwrap();
@@ -446,7 +446,7 @@ fn sizes_of_experts_that_a_gguf_does_not_name_follow_from_its_ffn() {
         file.remove(&format!("qwen2moe.{key}"));
     }
     std::fs::write(&path, file.bytes()).unwrap();
-    let [named, unnamed] = [&fixture("qwen2-moe.gguf"), &path].map(|path| opened(path).config.form);
+    let [named, unnamed] = [&fixture("qwen2-moe.gguf"), &path].map(|path| opened(path).description().form);
     assert_eq!(named, unnamed);
     let [named, unnamed] = [&fixture("qwen2-moe.gguf"), &path].map(|path| bits(opened(path), Kernels::best()));
     assert!(named == unnamed);
@@ -459,7 +459,7 @@ fn a_gguf_with_fused_gates_and_ups_is_the_same_model() {
     for name in ["mixtral.gguf", "qwen3-moe.gguf", "qwen2-moe.gguf", "smallthinker.gguf"] {
         let path = dir.path().join(name);
         let mut file = File::read(name);
-        for layer in 0..opened(&fixture(name)).config.layers {
+        for layer in 0..opened(&fixture(name)).config.layers().len() {
             let [gate, up] = ["gate", "up"].map(|part| format!("blk.{layer}.ffn_{part}_exps.weight"));
             let up_data = file.tensor(&up).data.clone();
             file.drop_tensor(&up);
@@ -502,16 +502,16 @@ fn a_directory_with_stacked_experts_is_the_same_model() {
             stacked.drain(..).map(|info| (info.name.clone(), of(info).0, of(info).1)).collect();
         let config = opened(&from).config;
         let count = config.clusters();
-        for layer in 0..config.layers {
+        for layer in 0..config.layers().len() {
             let at = format!("model.layers.{layer}.mlp.experts");
             let expert = |expert: usize, part: &str| {
                 let name = format!("{at}.{expert}.{part}_proj.weight");
                 of(experts.iter().find(|info| info.name == name).unwrap()).1
             };
             let inputs = (0..count).flat_map(|e| [expert(e, "gate"), expert(e, "up")].concat()).collect();
-            written.push((format!("{at}.gate_up_proj"), vec![count, 2 * config.ffn, config.hidden], inputs));
+            written.push((format!("{at}.gate_up_proj"), vec![count, 2 * config.widest_ffn(), config.hidden], inputs));
             let downs = (0..count).flat_map(|e| expert(e, "down")).collect();
-            written.push((format!("{at}.down_proj"), vec![count, config.hidden, config.ffn], downs));
+            written.push((format!("{at}.down_proj"), vec![count, config.hidden, config.widest_ffn()], downs));
         }
         std::fs::write(dir.path().join("model.safetensors"), safetensors_of(&written)).unwrap();
         let [split, stacked] = [&*from, dir.path()].map(|path| bits(opened(path), Kernels::best()));

@@ -125,7 +125,7 @@ fn networks(model: &Model) -> Vec<Network> {
         calibration: Calibration::new(vec![-1.0, 1.0], vec![0.1, 0.9]),
         measured: Measured::default(),
     };
-    (0..model.config.layers).map(&mut network).collect()
+    (0..model.config.layers().len()).map(&mut network).collect()
 }
 
 /// Waits for longer than the pool spins, so that every thread has slept once: what that needs is allocated the first time.
@@ -215,6 +215,8 @@ fn a_warm_engine_decodes_without_allocating() {
         "qwen3-moe",
         "qwen2-moe",
         "glm4-moe",
+        "deepseek-v2",
+        "deepseek-v3.gguf",
         "qwen35-moe",
         "nemotron-h-moe",
         "lfm2-moe",
@@ -231,7 +233,7 @@ fn a_warm_engine_decodes_without_allocating() {
             Some(name) => Model::open(&packed(dir.path(), name.split(' ').next().unwrap(), Quant::F32)).unwrap(),
             None => opened(dir.path(), name, Quant::F32),
         };
-        if model.config.form.experts.is_none() && (divided || disk) {
+        if !model.config.is_mixture() && (divided || disk) {
             continue;
         }
         let mut engine = Engine::new(model, threads, Kernels::best());
@@ -241,12 +243,12 @@ fn a_warm_engine_decodes_without_allocating() {
             mlp::write(&path, predictor_header(&engine.model), &networks(&engine.model)).unwrap();
             let predictor = predictor::open(&path, &engine.model).unwrap();
             let choice = Choice::Predicted { predictor, threshold: 0.4, activation_threshold: 0.0 };
-            engine.set_sparsity(Sparsity::new(vec![choice; engine.model.config.layers], 0).unwrap());
+            engine.set_sparsity(Sparsity::new(vec![choice; engine.model.config.layers().len()], 0).unwrap());
         }
         if divided {
             let (device, movable) = (Box::new(VirtualDevice::new(u64::MAX, SLOW)), engine.model.config.movable());
             // SAFETY: the engine has both.
-            let layers = engine.model.config.layers;
+            let layers = engine.model.config.layers().len();
             // With two threads attention has no room there, either.
             let streamed = if threads == 2 { layers } else { 0 };
             let slots = vec![movable / 2; layers];

@@ -7,7 +7,7 @@ mod limited;
 
 use dynamicinfer::error::Result;
 use dynamicinfer::formats::gguf;
-use dynamicinfer::model::{ModelConfig, families};
+use dynamicinfer::model::{Description, families};
 use libfuzzer_sys::fuzz_target;
 use limited::Limited;
 use std::path::Path;
@@ -15,7 +15,7 @@ use std::path::Path;
 /// Bytes that an input may take.
 const MAX_BYTES: usize = 64 << 20;
 
-fn read(bytes: &[u8], path: &Path) -> Option<Result<ModelConfig>> {
+fn read(bytes: &[u8], path: &Path) -> Option<Result<Description>> {
     if bytes.starts_with(b"GGUF") {
         let gguf = gguf::parse(bytes, path).ok()?;
         return Some(families::from_gguf(&gguf, path, None, None));
@@ -28,7 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
     Limited::from_here(MAX_BYTES);
     match read(bytes, Path::new("fuzz")) {
         None => {}
-        Some(Ok(config)) => config.check().unwrap(),
+        Some(Ok(described)) => drop(described.resolve().unwrap()),
         Some(Err(error)) => {
             let message = error.to_string();
             assert!(message.starts_with("fuzz: ") && !message.contains(char::is_control), "{message:?}");

@@ -5,7 +5,7 @@
 mod support;
 
 use dynamicinfer::formats::neuron_store::{Content, Header, MAGIC, parse};
-use dynamicinfer::model::ModelConfig;
+use dynamicinfer::model::Description;
 use dynamicinfer::model::block::BlockLayout;
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
@@ -42,11 +42,12 @@ fn check(bytes: &[u8]) {
             Content::Bytes => {}
         }
     }
-    if let Ok(config) = serde_json::from_value::<ModelConfig>(header.config)
-        && config.check().is_ok()
+    if let Ok(described) = serde_json::from_value::<Description>(header.config)
+        && let Ok(config) = described.resolve()
     {
         // Nothing of it may wrap.
-        let _ = (config.parameters(), config.qkv_dim(), config.ffn * config.ffn_kind.rows() * config.hidden);
+        let _ =
+            (config.parameters(), config.mixer(0).rows(), config.widest_ffn() * config.ffn_kind.rows() * config.hidden);
     }
 }
 

@@ -24,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(schema) = serde_json::from_slice::<serde_json::Value>(bytes) else { return };
     for strict in [true, false] {
         let form = Form { schema: schema.clone(), strict: Some(strict), given: "", place: "/schema".into() };
-        let answer = AnswerForms { forms: Forms(vec![form]), calls: 0, or_text: false };
+        let answer = AnswerForms { forms: Forms(vec![form]), calls: 0, or_text: false, native: None, thoughts: None };
         if let Err(error) = RUNTIME.block_on(SCHEMAS.answer(answer, 0, &Wanted::always())) {
             assert_eq!(error.status, 400, "{}", error.message);
             assert!(!error.message.contains(char::is_control) && error.message.len() < 1000, "{:?}", error.message);

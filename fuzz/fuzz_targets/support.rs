@@ -11,6 +11,12 @@ use xxhash_rust::xxh3::xxh3_64;
 /// A directory of this process. Left behind in the temporary directory.
 pub static DIR: LazyLock<PathBuf> = LazyLock::new(|| tempfile::tempdir().unwrap().keep());
 
+/// The folder of the seeds, also where the targets are compiled with the tests.
+pub fn seeds() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    if root.ends_with("fuzz") { root.join("seeds") } else { root.join("fuzz/seeds") }
+}
+
 /// A file of these bytes, until the next call.
 pub fn file(bytes: &[u8]) -> PathBuf {
     let path = DIR.join("fuzz");

@@ -7,23 +7,24 @@ mod support;
 use dynamicinfer::formats::machine_profile::MachineProfile;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::formats::trace_file::{TraceFile, TraceSection};
-use dynamicinfer::lab::replay::{ReplayOptions, active, bound, frequencies, likeness, replay, rules, slots};
+use dynamicinfer::lab::bound::{Uses, bound};
+use dynamicinfer::lab::replay::{ReplayOptions, active, frequencies, likeness, replay, rules, slots};
 use dynamicinfer::lab::simulate::Calls;
 use dynamicinfer::lab::simulate::case::{Case, POSITION};
-use dynamicinfer::placement::shapes::shape;
 use dynamicinfer::model::KvType;
 use dynamicinfer::placement::memory_plan::Footprint;
 use dynamicinfer::placement::policy::{self, PlacementPolicy as Placement};
+use dynamicinfer::placement::shapes::shape;
 use dynamicinfer::scheduler::Policy;
+use dynamicinfer::scheduler::h200;
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 use std::sync::LazyLock;
 
 const CONTEXT: usize = 2048;
 
-static MACHINE: LazyLock<MachineProfile> = LazyLock::new(|| {
-    MachineProfile::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds/machine/measured")).unwrap()
-});
+static MACHINE: LazyLock<MachineProfile> =
+    LazyLock::new(|| MachineProfile::read(&support::seeds().join("machine/measured")).unwrap());
 
 static REAL: LazyLock<Footprint> =
     LazyLock::new(|| Footprint::of_shape(&shape("llama-7b").unwrap(), Quant::F16, CONTEXT, KvType::F16));
@@ -52,14 +53,28 @@ fn check(path: &Path) {
     let link = 0.1 * h.ffn as f64;
     let most = bound(&trace, skip, &slots, &placed, link);
     let (policy, rules, thresholds) = (Policy::Full, rules(Policy::Full, h), h.thresholds(None));
-    let setting = ReplayOptions { policy, rules, thresholds, slots, link, placed, history, cost: 0.0, stage: None, foreseen: false, seed: 1, skip };
-    assert!(replay(&trace, &setting).hits <= most);
+    let least = Uses::of(&trace, skip, &placed, &thresholds).least_ns(&slots, link, &h200::stage());
+    let setting = ReplayOptions {
+        policy,
+        rules,
+        thresholds,
+        slots,
+        link,
+        placed,
+        history,
+        cost: 0.0,
+        stage: None,
+        foreseen: false,
+        seed: 1,
+        skip,
+    };
+    let outcome = replay(&trace, &setting);
+    assert!(outcome.hits <= most && outcome.stage_ns_by(&h200::stage()) >= least);
     if skip > 0 {
         let case = Case {
             trace: &trace,
             machine: &MACHINE,
             real: &REAL,
-            context: CONTEXT,
             position: POSITION,
             vram: Some(8 << 30),
             placement: Placement::Static,

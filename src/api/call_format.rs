@@ -1,6 +1,7 @@
 //! How a model writes calls of functions: the texts around a call's name and arguments.
 
 use super::json_scan::Keys;
+use crate::tokenizer::channels;
 use serde::{Deserialize, Serialize};
 
 /// How calls are written in an answer. White space between words of these texts is optional when an answer is read.
@@ -37,6 +38,23 @@ pub enum Body {
         /// Behind a value.
         after_value: String,
     },
+    /// The name, a text, and the arguments with their names as programming languages write them.
+    List(ListMarks),
+}
+
+/// The texts around arguments in a list: `(a="x", b=1)`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct ListMarks {
+    /// Between the function's name and its arguments.
+    pub begin: String,
+    /// Between an argument's name and its value.
+    pub is: String,
+    /// Between two arguments; without white space a comma.
+    pub join: String,
+    /// Behind the last argument.
+    pub end: String,
+    /// Before and behind a text: quotes, or a mark between which it stands as it is.
+    pub quote: String,
 }
 
 impl CallFormat {
@@ -44,6 +62,12 @@ impl CallFormat {
     pub fn told() -> CallFormat {
         let keys = Keys { name: "name".into(), arguments: "arguments".into() };
         CallFormat { open: String::new(), body: Body::Object(keys), join: None, close: String::new() }
+    }
+
+    /// Calls as messages of OpenAI's harmony format ([`channels`]), in the form in which a reader gets them.
+    pub fn in_channels() -> CallFormat {
+        let body = Body::Named { between: channels::ARGUMENTS.into() };
+        CallFormat { open: channels::CALL.into(), body, join: None, close: String::new() }
     }
 
     /// The words of [`CallFormat::open`].
@@ -66,6 +90,7 @@ impl CallFormat {
             Body::Parameters { between, before_key, before_value, after_value } => {
                 vec![between, before_key, before_value, after_value]
             }
+            Body::List(ListMarks { begin, is, join, end, quote }) => vec![begin, is, join, end, quote],
         };
         [self.open.as_str(), self.close.as_str()].into_iter().chain(self.join.as_deref()).chain(within)
     }

@@ -5,7 +5,7 @@ use super::call_format::{Body, CallFormat};
 use super::reading::Callable;
 use super::schema_parts::{Way, reroot};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
 /// Bytes of schemas of single values in one grammar, at most: each that has references has a copy of its function's schema.
@@ -66,6 +66,7 @@ impl NativeCalls {
             kept: 0,
             copied: 0,
             counted: 0,
+            any_value: None,
             not_held: Vec::new(),
         };
         let calls: Vec<String> = (0..self.callable.len()).map(|i| self.call(i, &mut rules)).collect();
@@ -102,13 +103,17 @@ impl NativeCalls {
                 };
                 format!("{} {} {}", plain(name), literal(between), rules.parameters(arguments, &marks))
             }
+            Body::List(marks) => {
+                let place = format!("{}{ARGUMENTS}", rules.place);
+                format!("{} {}", plain(name), rules.list(place, marks))
+            }
         };
         rules.rule(&body)
     }
 }
 
 /// A text of the request: nothing in it is a control token.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     Value::from(text).to_string()
 }
 
@@ -121,14 +126,65 @@ struct Marks {
     behind_key: Option<char>,
 }
 
+/// What an object may have, as its schema says.
+pub(super) struct Members<'s> {
+    /// Those of `properties` in order, then others that are required.
+    pub keys: Vec<&'s str>,
+    /// The schema of all others; `None`: any value. Names that only a pattern allows have any.
+    pub further: Option<&'s Value>,
+    /// Whether there may be others.
+    pub may_have_further: bool,
+    named: Option<&'s Map<String, Value>>,
+    required: Vec<&'s str>,
+}
+
+impl<'s> Members<'s> {
+    pub(super) fn of(schema: &'s Value) -> Members<'s> {
+        let has = |word: &&str| schema.get(*word).is_some();
+        let further = schema.get("additionalProperties");
+        let may_have_further = match further {
+            Some(further) => *further != false || has(&"patternProperties"),
+            None => !schema["properties"].is_object() || MAY_NAME.iter().any(has),
+        };
+        let required: Vec<&str> =
+            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let named = schema["properties"].as_object();
+        let unnamed = required.iter().filter(|key| named.is_none_or(|named| !named.contains_key(**key)));
+        let keys = named.into_iter().flat_map(|named| named.keys().map(String::as_str)).chain(unnamed.copied());
+        let (keys, further) = (keys.collect(), further.filter(|further| **further != false));
+        Members { keys, further, may_have_further, named, required }
+    }
+
+    /// The schema of one, where `properties` has it.
+    pub(super) fn own(&self, key: &str) -> Option<&'s Value> {
+        self.named?.get(key)
+    }
+
+    pub(super) fn must(&self, key: &str) -> bool {
+        self.required.contains(&key)
+    }
+
+    /// Whether no value fits one that may be missing; `whole` is its schema behind references.
+    pub(super) fn is_never_there(&self, key: &str, whole: Option<&Value>) -> bool {
+        let is_none = |own: &Value| *own == false || own["enum"] == json!([]);
+        !self.must(key) && (self.own(key).is_some_and(is_none) || whole.is_some_and(fits_no_text))
+    }
+
+    /// What a rule of other names ends with.
+    pub(super) fn but_known(&self) -> String {
+        let known: Vec<String> = self.keys.iter().map(|key| plain(key)).collect();
+        if known.is_empty() { String::new() } else { format!(" & ~({})", known.join(" | ")) }
+    }
+}
+
 /// The rules of a grammar, as far as they are written.
-struct Rules<'a> {
-    schema: &'a Value,
+pub(super) struct Rules<'a> {
+    pub schema: &'a Value,
     several: bool,
-    literal: &'a dyn Fn(&str) -> String,
+    pub literal: &'a dyn Fn(&str) -> String,
     style: &'a Value,
-    text: String,
-    count: usize,
+    pub text: String,
+    pub count: usize,
     /// The root to which references of the form begin, without the other forms.
     root: Value,
     /// Its bytes as JSON.
@@ -141,7 +197,9 @@ struct Rules<'a> {
     copied: usize,
     /// Characters that are counted.
     counted: u64,
-    not_held: Vec<Way>,
+    /// The rule of any value in a list of arguments, once it is written.
+    pub any_value: Option<String>,
+    pub not_held: Vec<Way>,
 }
 
 impl Rules<'_> {
@@ -159,12 +217,12 @@ impl Rules<'_> {
     }
 
     /// Adds a rule and returns its name.
-    fn rule(&mut self, body: &str) -> String {
+    pub(super) fn rule(&mut self, body: &str) -> String {
         self.named("r", "", body)
     }
 
     /// Adds a rule, or a word of the lexer if `kind` is a capital letter, and returns its name.
-    fn named(&mut self, kind: &str, attributes: &str, body: &str) -> String {
+    pub(super) fn named(&mut self, kind: &str, attributes: &str, body: &str) -> String {
         let name = format!("{kind}{}", self.count);
         self.count += 1;
         let _ = writeln!(self.text, "{name}{attributes}: {body}");
@@ -178,39 +236,23 @@ impl Rules<'_> {
         let (schema, place) = resolve(all, all.pointer(&place).unwrap_or(&Value::Null), place);
         let has = |word: &&str| schema.get(*word).is_some();
         self.not_held.extend(NOT_HELD.iter().filter(|word| has(word)).map(|word| way(&place, &[word])));
-        let further = schema.get("additionalProperties");
-        let may_have_further = match further {
-            Some(further) => *further != false || has(&"patternProperties"),
-            None => !schema["properties"].is_object() || MAY_NAME.iter().any(has),
-        };
-        let required: Vec<&str> =
-            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let named = schema["properties"].as_object();
-        let unnamed = required.iter().filter(|key| named.is_none_or(|named| !named.contains_key(**key)));
-        let keys: Vec<&str> =
-            named.into_iter().flat_map(|named| named.keys().map(String::as_str)).chain(unnamed.copied()).collect();
+        let members = Members::of(schema);
         let Marks { before_key, before_value, .. } = marks;
         let mut written = String::new();
-        for key in &keys {
-            let (own, must) = (schema["properties"].get(key), required.contains(key));
-            // No value fits.
-            let whole = argument(arguments, key);
-            let is_none = |own: &Value| *own == false || own["enum"] == json!([]);
-            if !must && (own.is_some_and(is_none) || whole.is_some_and(fits_no_text)) {
+        for key in &members.keys {
+            let (own, must, whole) = (members.own(key), members.must(key), argument(arguments, key));
+            if members.is_never_there(key, whole) {
                 continue;
             }
             let steps = if own.is_some() { &["properties", key][..] } else { &["additionalProperties"] };
-            let value = self.value(own.or(further), whole, way(&place, steps), marks);
+            let value = self.value(own.or(members.further), whole, way(&place, steps), marks);
             let rule = self.rule(&format!("{before_key} {} {before_value} {value}", plain(key)));
             let _ = write!(written, " {rule}{}", if must { "" } else { "?" });
         }
-        if may_have_further {
+        if members.may_have_further {
             let behind = marks.behind_key.map_or(String::new(), |c| format!("\\x{{{:x}}}", u32::from(c)));
-            let names: Vec<String> = keys.iter().map(|key| plain(key)).collect();
-            let other = if names.is_empty() { String::new() } else { format!(" & ~({})", names.join(" | ")) };
-            let name = self.named("K", "", &format!("/[^<>\\s{behind}]+/{other}"));
-            // Names that only a pattern allows have any value.
-            let further = further.filter(|further| **further != false);
+            let name = self.named("K", "", &format!("/[^<>\\s{behind}]+/{}", members.but_known()));
+            let further = members.further;
             let value = self.value(further, further, way(&place, &["additionalProperties"]), marks);
             let rule = self.rule(&format!("{before_key} {name} {before_value} {value}"));
             let _ = write!(written, " {rule}*");
@@ -238,14 +280,21 @@ impl Rules<'_> {
         let Some(schema) = schema.filter(|schema| **schema != true) else {
             return self.text(0, None, after);
         };
-        let of = |schema: &Value| schema.to_string().len() + if has_references(schema) { self.root_bytes } else { 0 };
-        let bytes = if self.kept < MAX_KEPT { self.copied + of(schema) } else { usize::MAX };
-        if bytes > MAX_COPIED {
+        if !self.keeps(schema) {
             self.not_held.push(at);
             return self.text(0, None, after);
         }
-        (self.kept, self.copied) = (self.kept + 1, bytes);
         format!("{} {after}", self.json_of(schema))
+    }
+
+    /// Whether a value can have a schema of its own; it counts as one then.
+    pub(super) fn keeps(&mut self, schema: &Value) -> bool {
+        let bytes = schema.to_string().len() + if has_references(schema) { self.root_bytes } else { 0 };
+        let keeps = self.kept < MAX_KEPT && self.copied + bytes <= MAX_COPIED;
+        if keeps {
+            (self.kept, self.copied) = (self.kept + 1, self.copied + bytes);
+        }
+        keeps
     }
 
     /// The rule of JSON by the part of the form at a pointer.
@@ -255,7 +304,7 @@ impl Rules<'_> {
     }
 
     /// The rule of JSON by a part of the form, which has the same name wherever it is: the library does not decode pointers.
-    fn json_of(&mut self, part: &Value) -> String {
+    pub(super) fn json_of(&mut self, part: &Value) -> String {
         let mut parts = json!({"value": part});
         if has_references(part) {
             reroot(&mut parts, "#/$defs/all");
@@ -266,7 +315,7 @@ impl Rules<'_> {
     }
 
     /// A text as it is, of at least and at most so many characters, with the mark behind it.
-    fn text(&mut self, least: u64, most: Option<u64>, after: &str) -> String {
+    pub(super) fn text(&mut self, least: u64, most: Option<u64>, after: &str) -> String {
         let text = match (least, most) {
             (0, None) => "/(?s:.*)/".to_owned(),
             (least, most) => format!("/(?s:.{{{least},{}}})/", most.map_or(String::new(), |most| most.to_string())),
@@ -290,7 +339,7 @@ fn has_references(schema: &Value) -> bool {
 }
 
 /// The way to a part behind a JSON pointer.
-fn way(place: &str, more: &[&str]) -> Way {
+pub(super) fn way(place: &str, more: &[&str]) -> Way {
     let steps = place.split('/').skip(1).map(|step| step.replace("~1", "/").replace("~0", "~"));
     steps.chain(more.iter().map(|step| (*step).to_owned())).collect()
 }

@@ -5,7 +5,9 @@ use super::error::{ApiError, refuse};
 use super::fields::{Item, TextOr};
 use super::messages::ChatMessage;
 use super::model::ServedModel;
-use super::request::{Asker, Biases, Generates, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room};
+use super::request::{
+    Asker, Biases, Conversing, Generates, MAX_TOP_LOGPROBS, ResponseFormat, StreamOptions, request, room,
+};
 use super::stream::{Prepared, Wire};
 use super::tools::Tools;
 use super::unknown::Given;
@@ -198,14 +200,13 @@ impl Generates for ChatRequest {
     const FIELDS: &'static [&'static str] = CHAT_FIELDS;
 
     fn prepare(mut self, model: &Arc<ServedModel>, asker: &Asker) -> Result<Prepared, ApiError> {
-        let Asker { client, id, fresh_seed, wanted, unknown } = asker;
-        model.check_name(self.model.as_deref())?;
         self.refuse()?;
-        let tools = Tools::read(self.tools.take(), self.tool_choice.take(), unknown)?;
+        let tools = Tools::read(self.tools.take(), self.tool_choice.take(), &asker.unknown)?;
         let dialogue = Dialogue {
             field: "messages",
             said: self.messages.take().unwrap_or_default(),
             instructions: None,
+            begun: String::new(),
             tools,
             parallel: self.parallel_tool_calls.unwrap_or(true),
             json: self.response_format.as_ref().is_some_and(ResponseFormat::is_json),
@@ -223,16 +224,11 @@ impl Generates for ChatRequest {
                 Some(top as usize)
             }
         };
-        let plan = self.common().check(model, *fresh_seed)?;
-        let (prompt, talk) = dialogue.rendered(model, wanted)?;
-        let plan = plan.with_talk(talk, model);
-        let (param, asked) = match self.max_completion_tokens {
+        let limit = match self.max_completion_tokens {
             Some(most) => ("max_completion_tokens", Some(most)),
             None => ("max_tokens", self.max_tokens),
         };
-        let max_tokens = room(param, asked, prompt.len(), model.context)?;
-        let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
-        let jobs = plan.jobs(*client, prompt, max_tokens, logprobs, whole);
-        plan.prepared(Wire::Chat, format!("chatcmpl-{id}"), model, jobs)
+        let asked = Conversing { dialogue, limit, logprobs, wire: Wire::Chat, id: format!("chatcmpl-{}", asker.id) };
+        self.common().conversing(asked, model, asker)
     }
 }

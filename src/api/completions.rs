@@ -110,7 +110,6 @@ impl Generates for CompletionRequest {
 
     fn prepare(mut self, model: &Arc<ServedModel>, asker: &Asker) -> Result<Prepared, ApiError> {
         let Asker { client, id, fresh_seed, .. } = asker;
-        model.check_name(self.model.as_deref())?;
         if self.echo == Some(true) {
             return Err(ApiError::field("echo", "echo is not supported; put the prompt before the answer yourself"));
         }

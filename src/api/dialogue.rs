@@ -19,6 +19,8 @@ pub struct Dialogue<'a> {
     pub said: Vec<ChatMessage>,
     /// A system message that comes before them.
     pub instructions: Option<&'a str>,
+    /// The text that the answer goes on from.
+    pub begun: String,
     /// What the answer may call; `None`: nothing.
     pub tools: Option<Tools>,
     /// Whether it may call several functions.
@@ -57,6 +59,16 @@ impl Dialogue<'_> {
                 None => messages.insert(0, Message::new("system", text)),
             }
         }
+        if let Some(system) = model.system.as_ref().filter(|_| messages.iter().all(|message| message.role != "system"))
+        {
+            messages.insert(0, Message::new("system", system));
+        }
+        if model.tokenizer.chat_template().is_some_and(|template| !template.contains("reasoning_content")) {
+            // Harmony's templates refuse a message with calls that has both a text and thoughts.
+            let may_think = |message: &&mut Message| message.tool_calls.is_empty() || message.content.is_empty();
+            let thinks = messages.iter_mut().filter(may_think);
+            thinks.for_each(|message| message.thinking.clone_from(&message.reasoning_content));
+        }
         let mut native = None;
         if let Some(tools) = &self.tools {
             match habits {
@@ -68,9 +80,13 @@ impl Dialogue<'_> {
                 None => messages = tools.introduced(messages, self.json, model.habits()?.takes_system),
             }
         }
-        let prompt = model.conversation(&messages, self.variables, wanted)?;
+        let prompt = model.conversation(&messages, self.variables, &self.begun, wanted)?;
         let thoughts = model.thoughts()?.cloned();
         let thinking = thoughts.as_ref().is_some_and(|marks| prompt.end.trim_end().ends_with(&marks.open));
+        if thinking && !self.begun.is_empty() {
+            let why = "this model begins every answer with its thoughts, and cannot go on from a text; end with a message of the user";
+            return Err(ApiError::field(self.field, why));
+        }
         let format = native.as_ref().map_or_else(CallFormat::told, |native| native.format.clone());
         let calls = self.tools.as_ref().map(|tools| (format, tools.callable()));
         let reading = Reading { calls, thoughts, thinking };

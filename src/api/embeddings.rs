@@ -43,12 +43,16 @@ pub struct Texts {
 }
 
 impl EmbeddingRequest {
+    /// One of the loaded model.
+    pub fn of(input: Option<Item>, dimensions: Option<usize>) -> EmbeddingRequest {
+        EmbeddingRequest { input, dimensions, ..EmbeddingRequest::default() }
+    }
+
     /// Checks the request and tokenises its texts.
     ///
     /// # Errors
     /// 400 that names the bad field or the limit of tokens; 404 if the request names another model.
     pub fn prepare(self, model: &ServedModel) -> Result<Texts, ApiError> {
-        model.check_name(self.model.as_deref())?;
         let base64 = match self.encoding_format.as_deref() {
             None | Some("float") => false,
             Some("base64") => true,

@@ -1,4 +1,4 @@
-//! Refusals in OpenAI's form.
+//! Refusals, in the form of the API that was asked.
 
 use crate::error::{Error, excerpt};
 use crate::generation::Refused;
@@ -7,7 +7,21 @@ use serde_json::{Value, json};
 /// The error code of a prompt that does not fit the context.
 pub const TOO_LONG: &str = "context_length_exceeded";
 
-/// A refusal: the body `{"error": {message, type, param, code}}` and its HTTP status.
+/// The error code of a name that means no model.
+pub const NOT_FOUND: &str = "model_not_found";
+
+/// The API in whose form a refusal is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorForm {
+    /// `{"error": {message, type, param, code}}`
+    OpenAi,
+    /// `{"type": "error", "error": {type, message}}`
+    Anthropic,
+    /// `{"error": message}`
+    Ollama,
+}
+
+/// A refusal: in OpenAI's form the body `{"error": {message, type, param, code}}` and its HTTP status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
     /// HTTP status, 400 or more.
@@ -54,6 +68,40 @@ impl ApiError {
         ApiError::field(param, message).code(TOO_LONG)
     }
 
+    /// The HTTP status and the JSON body in the form of an API.
+    pub fn written(&self, form: ErrorForm) -> (u16, Value) {
+        match form {
+            ErrorForm::OpenAi => (self.status, self.body()),
+            ErrorForm::Anthropic => {
+                let (status, kind) = self.anthropic();
+                (status, json!({"type": "error", "error": {"type": kind, "message": self.named()}}))
+            }
+            ErrorForm::Ollama => (self.status, json!({"error": self.named()})),
+        }
+    }
+
+    /// The message with the field at fault before it, for forms that have no other place for it.
+    fn named(&self) -> String {
+        match self.param.as_ref().filter(|param| !self.message.starts_with(param.as_str())) {
+            None => self.message.clone(),
+            Some(param) => format!("{param}: {}", self.message),
+        }
+    }
+
+    /// Anthropic's status and error type. What waiting helps is overload, for which there is a status of its own.
+    fn anthropic(&self) -> (u16, &'static str) {
+        match self.status {
+            401 => (401, "authentication_error"),
+            403 => (403, "permission_error"),
+            404 => (404, "not_found_error"),
+            413 => (413, "request_too_large"),
+            429 => (429, "rate_limit_error"),
+            503 if self.retry_after.is_some() => (529, "overloaded_error"),
+            status if status >= 500 => (status, "api_error"),
+            status => (status, "invalid_request_error"),
+        }
+    }
+
     /// OpenAI's error type for the status.
     fn kind(&self) -> &'static str {
         match self.status {
@@ -85,7 +133,7 @@ impl From<Refused> for ApiError {
     }
 }
 
-/// Errors of the library: bad input is 400, lack of memory 503, all else 500.
+/// Errors of the library: bad input is 400, lack of memory 503, all else 500. Files are named without their folders.
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
         let (status, code) = match &error {
@@ -94,7 +142,7 @@ impl From<Error> for ApiError {
             Error::Memory(_) => (503, Some(crate::error::MEMORY)),
             _ => (500, None),
         };
-        ApiError { code, ..ApiError::new(status, error.to_string()) }
+        ApiError { code, ..ApiError::new(status, error.without_folder()) }
     }
 }
 
@@ -126,4 +174,35 @@ pub fn unknown_field(path: &str, fields: &[&str]) -> ApiError {
 pub fn unsupported(why: impl std::fmt::Display) -> ApiError {
     let message = format!("this schema cannot be enforced: {why}");
     ApiError::field("response_format", message).code("unsupported_schema")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_names_the_field_and_anthropics_has_its_own_statuses() {
+        let bad = ApiError::field("a.b", "it is missing");
+        let anthropic =
+            json!({"type": "error", "error": {"type": "invalid_request_error", "message": "a.b: it is missing"}});
+        assert_eq!(bad.written(ErrorForm::Anthropic), (400, anthropic));
+        assert_eq!(bad.written(ErrorForm::Ollama), (400, json!({"error": "a.b: it is missing"})));
+        assert_eq!(ApiError::field("n", "n is 0").written(ErrorForm::Ollama).1["error"], "n is 0");
+        let full: ApiError = Refused::QueueFull(3).into();
+        let loading = ApiError::new(503, "x").retry_after(1);
+        for (error, status, kind) in [
+            (ApiError::new(401, "x"), 401, "authentication_error"),
+            (ApiError::new(404, "x"), 404, "not_found_error"),
+            (ApiError::new(408, "x"), 408, "invalid_request_error"),
+            (ApiError::new(413, "x"), 413, "request_too_large"),
+            (full, 429, "rate_limit_error"),
+            (ApiError::new(500, "x"), 500, "api_error"),
+            (Refused::Gone.into(), 503, "api_error"),
+            (loading, 529, "overloaded_error"),
+        ] {
+            let (written, body) = error.written(ErrorForm::Anthropic);
+            assert_eq!((written, body["error"]["type"].as_str()), (status, Some(kind)), "{error:?}");
+            assert_eq!(error.written(ErrorForm::Ollama).0, error.status);
+        }
+    }
 }

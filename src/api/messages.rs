@@ -287,7 +287,7 @@ mod tests {
     /// One request with a name of megabytes and thousands of answers took as much memory as their product.
     #[test]
     fn an_earlier_call_of_what_is_no_functions_name_is_refused_by_its_field() {
-        for bad in [String::new(), "a b".into(), "x".repeat(65), "x".repeat(1 << 20)] {
+        for bad in [String::new(), "a b".into(), "x".repeat(129), "x".repeat(1 << 20)] {
             let refused = said(json!([{"role": "assistant", "tool_calls": [call("1", "good"), call("2", &bad)]}]));
             let refused = refused.unwrap_err();
             assert_eq!(refused.param.as_deref(), Some("messages.0.tool_calls.1.function.name"));

@@ -1,6 +1,8 @@
-//! OpenAI's wire format: requests are made into jobs, events into answers. There is no HTTP here: the daemon uses it, and so does `chat`
-//! without a daemon.
+//! The wire formats of OpenAI, Anthropic and ollama: requests are made into jobs, events into answers. There is no HTTP here: the daemon
+//! uses it, and so does `chat` without a daemon.
 
+pub mod anthropic;
+mod anthropic_stream;
 mod arguments;
 pub mod call_format;
 pub mod call_grammar;
@@ -12,9 +14,16 @@ pub mod error;
 pub mod fields;
 pub mod forms;
 pub mod habits;
+pub mod items;
 pub mod json_scan;
+pub mod keep_alive;
+mod list_grammar;
+mod literals;
 pub mod messages;
 pub mod model;
+pub mod ollama;
+mod ollama_lines;
+mod ollama_options;
 pub mod places;
 pub mod probe;
 pub mod reader;
@@ -25,11 +34,13 @@ pub mod responses;
 pub mod schema;
 pub mod schema_bounds;
 pub mod schema_parts;
+pub mod stored;
 pub mod stream;
 pub mod tools;
 pub mod unknown;
+mod writing;
 
-pub use error::{ApiError, TOO_LONG};
+pub use error::{ApiError, ErrorForm, NOT_FOUND, TOO_LONG};
 pub use model::ServedModel;
 pub use request::{Asker, Generates, parse, parse_with};
 pub use stream::{Answer, Collector, Prepared, Wire};

@@ -1,6 +1,7 @@
 //! What a request needs to know of the model that will answer it.
 
-use super::error::{ApiError, TOO_LONG};
+use super::call_format::CallFormat;
+use super::error::{ApiError, NOT_FOUND, TOO_LONG};
 use super::habits::Habits;
 use super::probe::{self, CallHabits, Probe, Render};
 use super::reading::Thoughts;
@@ -8,7 +9,7 @@ use super::schema::Schemas;
 use crate::child::{Wanted, this_program};
 use crate::engine::sampler::SamplingParams;
 use crate::tokenizer::chat_template::{Input, Message, Renderer};
-use crate::tokenizer::{Special, Tokenizer};
+use crate::tokenizer::{Special, Tokenizer, channels};
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, OnceLock};
 
@@ -38,6 +39,8 @@ pub struct ServedModel {
     pub fingerprint: String,
     /// How tokens are drawn for requests that do not say it.
     pub sampling: SamplingParams,
+    /// The system message of conversations that have none.
+    pub system: Option<String>,
     /// Compiles the JSON schemas of requests.
     pub schemas: Arc<Schemas>,
     renderer: Renderer,
@@ -50,7 +53,7 @@ pub struct ServedModel {
 pub struct Prompt {
     /// Its tokens.
     pub tokens: Vec<u32>,
-    /// How its text ends, some characters of it.
+    /// How its text ends before what the answer goes on from, some characters of it.
     pub end: String,
 }
 
@@ -80,6 +83,7 @@ impl ServedModel {
             created,
             fingerprint,
             sampling,
+            system: None,
             schemas,
             renderer,
             habits: OnceLock::new(),
@@ -88,10 +92,10 @@ impl ServedModel {
         }
     }
 
-    /// The model with other defaults of how tokens are drawn.
+    /// The model with other defaults: how tokens are drawn, and the system message.
     #[must_use]
-    pub fn with_sampling(self, sampling: SamplingParams) -> ServedModel {
-        ServedModel { sampling, ..self }
+    pub fn with_defaults(self, sampling: SamplingParams, system: Option<String>) -> ServedModel {
+        ServedModel { sampling, system, ..self }
     }
 
     /// The model's entry in GET /v1/models.
@@ -104,20 +108,26 @@ impl ServedModel {
             "context_length": self.context,
             "fingerprint": self.fingerprint,
             "chat_template": self.tokenizer.chat_template().is_some(),
+            "loaded": true,
         })
     }
 
-    /// Checks that the model a request names is this one; `None` and the empty name mean the loaded one.
+    /// Checks that the model a request names is this one; `None` and the empty name mean the loaded one. `:latest`, which other programs add
+    /// to a name, has no meaning.
     ///
     /// # Errors
     /// 404 that names the loaded model.
     pub fn check_name(&self, name: Option<&str>) -> Result<(), ApiError> {
         match name {
             None | Some("") => Ok(()),
-            Some(name) if name == self.name => Ok(()),
+            Some(name) if name == self.name || name.strip_suffix(":latest") == Some(&self.name) => Ok(()),
             Some(name) => {
-                let message = format!("the model '{}' is not loaded; '{}' is", crate::error::excerpt(name), self.name);
-                Err(ApiError { param: Some("model".into()), ..ApiError::new(404, message) }.code("model_not_found"))
+                let message = format!(
+                    "the model '{}' is not loaded; '{}' is, and GET /v1/models lists those that can be",
+                    crate::error::excerpt(name),
+                    self.name
+                );
+                Err(ApiError { param: Some("model".into()), ..ApiError::new(404, message) }.code(NOT_FOUND))
             }
         }
     }
@@ -129,8 +139,10 @@ impl ServedModel {
     /// 400 if it is empty or does not fit the context.
     pub fn tokens(&self, param: &str, text: &str) -> Result<Vec<u32>, ApiError> {
         self.check_length(param, text.len())?;
-        let tokens =
-            self.tokenizer.encode_prompt(text, Special::Parse).map_err(|e| ApiError::field(param, e.to_string()))?;
+        let tokens = self
+            .tokenizer
+            .encode_prompt(text, Special::Parse)
+            .map_err(|e| ApiError::field(param, e.without_folder()))?;
         self.check_tokens(param, tokens)
     }
 
@@ -183,7 +195,7 @@ impl ServedModel {
             true => self.tokenizer.encode_prompt(text, special),
             false => self.tokenizer.encode(text, special),
         };
-        tokens.map_err(|e| ApiError::field("content", e.to_string()))
+        tokens.map_err(|e| ApiError::field("content", e.without_folder()))
     }
 
     /// The text of any tokens.
@@ -210,8 +222,8 @@ impl ServedModel {
         Ok(self.tokenizer.decode(tokens))
     }
 
-    /// Tokens of a conversation, rendered by the model's chat template, which sees `variables`, too. A model without a template gets the
-    /// texts joined by line breaks.
+    /// Tokens of a conversation, rendered by the model's chat template, which sees `variables`, too, with the text `begun` that the answer
+    /// goes on from. A model without a template gets the texts joined by line breaks.
     ///
     /// # Errors
     /// 400 if the template refuses the messages or they are too long; 500 if the template itself is at fault; 503 if its process cannot be
@@ -220,15 +232,16 @@ impl ServedModel {
         &self,
         messages: &[Message],
         variables: Map<String, Value>,
+        begun: &str,
         wanted: &Wanted,
     ) -> Result<Prompt, ApiError> {
         let bytes = |m: &Message| m.content.len() + m.reasoning_content.as_ref().map_or(0, String::len);
-        self.check_length("messages", messages.iter().map(bytes).sum())?;
+        self.check_length("messages", messages.iter().map(bytes).sum::<usize>() + begun.len())?;
         let refuse = |e: crate::Error| match e {
             // Lack of memory is not the fault of the messages.
             crate::Error::Memory(_) => ApiError::from(e).retry_after(1),
             crate::Error::BadFile(bad) => broken_template(&bad),
-            e => ApiError::field("messages", e.to_string()),
+            e => ApiError::field("messages", e.without_folder()),
         };
         let mut end = String::new();
         let tokens = match self.tokenizer.chat_template() {
@@ -244,10 +257,11 @@ impl ServedModel {
                 // A template may add text of any length, which is tokenised as well.
                 self.check_length("messages", text.len())?;
                 end = text.chars().rev().take(MAX_END).collect::<Vec<_>>().into_iter().rev().collect();
-                self.tokenizer.encode_chat(&text)
+                self.tokenizer.encode_chat(&(text + &self.tokenizer.defuse(begun)))
             }
             None => {
-                let texts: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
+                let begun = Some(begun).filter(|begun| !begun.is_empty());
+                let texts: Vec<&str> = messages.iter().map(|m| m.content.as_str()).chain(begun).collect();
                 self.tokenizer.encode_prompt(&texts.join("\n"), Special::AsText)
             }
         };
@@ -275,10 +289,13 @@ impl ServedModel {
     /// # Errors
     /// As [`ServedModel::habits`].
     pub fn call_habits(&self) -> Result<Option<&CallHabits>, ApiError> {
-        // In harmony a call is a channel's head, which is no text of the answer.
-        let known = |render: &Render<'_>| match self.tokenizer.markers() {
-            Some(_) => Ok(None),
-            None => CallHabits::of(render),
+        let in_channels = |habits: CallHabits| {
+            let is_head = habits.format.marks().any(|mark| mark.trim() == channels::ARGUMENTS);
+            is_head.then(|| CallHabits { format: CallFormat::in_channels(), ..habits })
+        };
+        let known = |render: &Render<'_>| {
+            let found = CallHabits::of(render)?;
+            Ok(if self.tokenizer.markers().is_some() { found.and_then(in_channels) } else { found })
         };
         self.found(&self.calls, &known)
     }
@@ -288,7 +305,12 @@ impl ServedModel {
     /// # Errors
     /// As [`ServedModel::habits`].
     pub fn thoughts(&self) -> Result<Option<&Thoughts>, ApiError> {
-        self.found(&self.thoughts, &probe::thoughts_of)
+        // Those in channels are told apart by their tokens.
+        let in_text = |render: &Render<'_>| match self.tokenizer.markers() {
+            Some(_) => Ok(None),
+            None => probe::thoughts_of(render),
+        };
+        self.found(&self.thoughts, &in_text)
     }
 
     /// What rendering the template shows, found when it is asked for first.
@@ -347,6 +369,7 @@ fn harmless(message: &Message, tokenizer: &Tokenizer) -> Message {
         role: message.role.clone(),
         content: tokenizer.defuse(&message.content),
         reasoning_content: safe(&message.reasoning_content),
+        thinking: safe(&message.thinking),
         tool_calls: tool_calls.as_array().cloned().unwrap_or_default(),
         tool_call_id: safe(&message.tool_call_id),
         name: safe(&message.name),

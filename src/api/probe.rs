@@ -1,6 +1,6 @@
 //! How a model's chat template writes calls of functions and thoughts, found by rendering some: nothing goes by names.
 
-use super::call_format::{Body, CallFormat};
+use super::call_format::{Body, CallFormat, ListMarks};
 use super::json_scan::Keys;
 use super::reader::Reader;
 use super::reading::{Callable, Part, Reading, Thoughts};
@@ -254,25 +254,65 @@ fn found(answer: &str, name: &str) -> Option<Found> {
     if !(key < value && value < second && second < last) {
         return None;
     }
-    let (before, between_values) = (&rest[..key], &rest[value_end..second]);
-    let shared = before.bytes().rev().zip(between_values.bytes().rev()).take_while(|(a, b)| a == b).count();
-    let mut cut = before.len() - shared;
-    while !before.is_char_boundary(cut) {
-        cut += 1;
-    }
-    cut += before[cut..].rfind('<').unwrap_or(0);
-    let (between, before_key) = before.split_at(cut);
-    let before_value = &rest[key + KEYS[0].len()..value];
-    let after_value = between_values.strip_suffix(before_key)?;
-    let same = rest[second + KEYS[1].len()..last] == *before_value && rest[last_end..].starts_with(after_value);
-    if !same || before_value.trim().is_empty() || after_value.trim().is_empty() || before_key.trim().is_empty() {
-        return None;
-    }
-    let end = behind + last_end + after_value.len();
-    let [between, before_key, before_value, after_value] =
-        [between, before_key, before_value, after_value].map(str::to_owned);
-    let body = Body::Parameters { between, before_key, before_value, after_value };
+    let marks = Marks {
+        before: &rest[..key],
+        before_value: &rest[key + KEYS[0].len()..value],
+        between_values: &rest[value_end..second],
+        before_last: &rest[second + KEYS[1].len()..last],
+        behind: &rest[last_end..],
+    };
+    let (body, length) = marks.parameters().or_else(|| marks.list())?;
+    let end = behind + last_end + length;
     Some(Found { format: format(begin, body, end), begin, end })
+}
+
+/// What is around the names and the values of two arguments, the first of which is a text.
+struct Marks<'a> {
+    before: &'a str,
+    before_value: &'a str,
+    between_values: &'a str,
+    before_last: &'a str,
+    behind: &'a str,
+}
+
+impl Marks<'_> {
+    /// Arguments between marks of their own, and the length of what belongs to the last one behind its value.
+    fn parameters(&self) -> Option<(Body, usize)> {
+        let Marks { before, before_value, between_values, before_last, behind } = self;
+        let shared = before.bytes().rev().zip(between_values.bytes().rev()).take_while(|(a, b)| a == b).count();
+        let mut cut = before.len() - shared;
+        while !before.is_char_boundary(cut) {
+            cut += 1;
+        }
+        cut += before[cut..].rfind('<').unwrap_or(0);
+        let (between, before_key) = before.split_at(cut);
+        let after_value = between_values.strip_suffix(before_key)?;
+        let same = before_last == before_value && behind.starts_with(after_value);
+        if !same || [*before_value, after_value, before_key].iter().any(|mark| mark.trim().is_empty()) {
+            return None;
+        }
+        let [between, before_key, before_value, after_value] =
+            [between, before_key, before_value, after_value].map(str::to_owned);
+        let length = after_value.len();
+        Some((Body::Parameters { between, before_key, before_value, after_value }, length))
+    }
+
+    /// Arguments in a list, and the length of its end.
+    fn list(&self) -> Option<(Body, usize)> {
+        let quote = self.before_value.strip_prefix(self.before_last)?;
+        let join = self.between_values.strip_prefix(quote)?;
+        let end = match self.before.trim_end().chars().next_back()? {
+            '(' => ")",
+            '{' => "}",
+            _ => return None,
+        };
+        if quote.is_empty() || join.trim() != "," || !matches!(self.before_last.trim(), "=" | ":") {
+            return None;
+        }
+        let length = self.behind.starts_with(end).then_some(end.len())?;
+        let [begin, is, join, end, quote] = [self.before, self.before_last, join, end, quote].map(str::to_owned);
+        Some((Body::List(ListMarks { begin, is, join, end, quote }), length))
+    }
 }
 
 /// What is around thoughts in most models, and in Gemma 4.

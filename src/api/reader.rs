@@ -1,11 +1,12 @@
 //! Reads an answer while it comes: thoughts, text, and calls of functions in the model's own format.
 
-use super::arguments::{argument, is_text};
-use super::call_format::{Body, CallFormat, Match, begins, find, words};
-use super::json_scan::{CallScan, Goes, Place, ValueScan};
+mod arguments;
+
+use super::call_format::{Body, CallFormat, ListMarks, Match, begins, find, words};
+use super::json_scan::{CallScan, Goes, ValueScan};
+use super::literals::LiteralScan;
 use super::reading::{Part, Reading, Thoughts};
 use serde_json::json;
-use serde_json::value::RawValue;
 use std::sync::Arc;
 
 /// Where an answer is.
@@ -22,6 +23,14 @@ enum State {
     Parameter,
     Key,
     Value {
+        is_text: bool,
+    },
+    /// In a list of arguments, before the next one.
+    Item,
+    /// In a value of the list, of which so many bytes were looked at.
+    Literal {
+        scan: LiteralScan,
+        looked: usize,
         is_text: bool,
     },
     /// Behind a call's arguments.
@@ -155,6 +164,8 @@ impl Reader {
                 let is_text = *is_text;
                 self.value(format, is_text)
             }
+            (State::Item, Some((format, _))) => self.item(&reading, format),
+            (State::Literal { .. }, Some((format, _))) => self.literal(format),
             (State::Behind, Some((format, _))) => self.behind(format),
             _ => Step::Wait,
         }
@@ -235,7 +246,7 @@ impl Reader {
         (self.called, self.arguments) = (None, 0);
         self.go(match &format.body {
             Body::Object(keys) => State::Object(CallScan::new(keys)),
-            Body::Named { .. } | Body::Parameters { .. } => State::Name,
+            Body::Named { .. } | Body::Parameters { .. } | Body::List(_) => State::Name,
         })
     }
 
@@ -319,6 +330,7 @@ impl Reader {
         let (between, next) = match &format.body {
             Body::Parameters { between, .. } => (between, State::Parameter),
             Body::Named { between } => (between, State::Json(ValueScan::default())),
+            Body::List(ListMarks { begin, .. }) => (begin, State::Item),
             Body::Object(_) => return self.back_out(),
         };
         match begins(behind, &words(between)) {
@@ -332,125 +344,18 @@ impl Reader {
         }
     }
 
-    fn json(&mut self) -> Step {
-        let State::Json(scan) = &mut self.state else { return Step::Wait };
-        let (mut arguments, mut taken, mut over) = (String::new(), 0, false);
-        for c in self.rest.chars() {
-            let place = scan.take(c);
-            over = !matches!(place, Place::Before | Place::Inside);
-            if matches!(place, Place::Inside | Place::Last) {
-                arguments.push(c);
-            }
-            taken += if matches!(place, Place::Behind | Place::Bad) { 0 } else { c.len_utf8() };
-            if over {
-                break;
-            }
-        }
-        self.take(taken);
-        self.arguments += arguments.len();
-        self.say(Part::Arguments, &arguments);
-        if over { self.ended() } else { Step::Wait }
-    }
-
-    fn parameter(&mut self, format: &CallFormat) -> Step {
-        let Body::Parameters { before_key, .. } = &format.body else { return Step::Wait };
-        let key = begins(&self.rest, &words(before_key));
-        if let Match::Whole(bytes) = key {
-            self.take(bytes);
-            return self.go(State::Key);
-        }
-        let end = format.ends(&self.rest);
-        if !matches!(end, Match::Whole(_)) && (key == Match::Begun || end == Match::Begun) {
-            return Step::Wait;
-        }
-        if self.arguments > 0 {
-            self.say(Part::Arguments, "}");
-        }
-        self.ended()
-    }
-
-    fn key(&mut self, reading: &Reading, format: &CallFormat) -> Step {
-        let Body::Parameters { before_value, .. } = &format.body else { return Step::Wait };
-        let (at, Match::Whole(bytes)) = self.find(&words(before_value)) else { return Step::Wait };
-        // The line break belongs to the mark, which shows once something follows.
-        let breaks = before_value.ends_with('\n');
-        if breaks && self.rest.len() == at + bytes {
-            return Step::Wait;
-        }
-        let key = self.rest[..at].trim().to_owned();
-        let line_break = usize::from(breaks && self.rest[at + bytes..].starts_with('\n'));
-        self.take(at + bytes + line_break);
-        let called = self.called.as_deref().and_then(|name| reading.callable(name));
-        let is_text = called.and_then(|function| argument(&function.arguments, &key)).is_some_and(is_text);
-        let before = if self.arguments == 0 { "{" } else { ", " };
-        self.arguments += 1;
-        self.say(Part::Arguments, &format!("{before}{}: {}", json!(key), if is_text { "\"" } else { "" }));
-        self.go(State::Value { is_text })
-    }
-
-    fn value(&mut self, format: &CallFormat, is_text: bool) -> Step {
-        let Body::Parameters { after_value, .. } = &format.body else { return Step::Wait };
-        let (at, found) = self.find(&words(after_value));
-        let end = match found {
-            // A string may have the mark in it.
-            Match::Whole(_) if !is_text && ValueScan::ends_quoted(&self.rest[..at]) => Match::None,
-            Match::Whole(bytes) => format.ends_value(&self.rest, at, bytes),
-            _ => Match::Begun,
-        };
-        match end {
-            Match::Whole(bytes) => {
-                self.end_value(format, is_text, at, bytes);
-                self.go(State::Parameter)
-            }
-            // It is a part of the value.
-            Match::None => {
-                self.searched = at + self.rest[at..].chars().next().map_or(0, char::len_utf8);
-                Step::Again
-            }
-            Match::Begun => {
-                // A text goes on as it comes; anything else is told once it is whole.
-                if is_text {
-                    let space = &after_value[..after_value.len() - after_value.trim_start().len()];
-                    let held = (0..=space.len()).rev().find(|n| self.rest[..at].ends_with(&space[..*n]));
-                    let text = self.take(at - held.unwrap_or(0));
-                    self.say(Part::Arguments, &quoted(&text));
-                }
-                Step::Wait
-            }
-        }
-    }
-
-    /// Tells a value that ends at byte `at`, before a mark of so many bytes.
-    fn end_value(&mut self, format: &CallFormat, is_text: bool, at: usize, bytes: usize) {
-        let Body::Parameters { after_value, .. } = &format.body else { return };
-        let space = &after_value[..after_value.len() - after_value.trim_start().len()];
-        let value = self.rest[..at].strip_suffix(space).unwrap_or(&self.rest[..at]);
-        let told = match is_text {
-            true => format!("{}\"", quoted(value)),
-            false => match serde_json::from_str::<&RawValue>(value.trim()) {
-                Ok(json) => json.get().to_owned(),
-                Err(_) => json!(value).to_string(),
-            },
-        };
-        self.say(Part::Arguments, &told);
-        self.take(at + bytes);
-    }
-
-    /// The answer has ended within a value: a mark that nothing follows ends it.
-    fn last_value(&mut self, format: &CallFormat, is_text: bool) {
-        let Body::Parameters { after_value, .. } = &format.body else { return };
-        if let (at, Match::Whole(bytes)) = self.find(&words(after_value)) {
-            self.end_value(format, is_text, at, bytes);
-            self.state = State::Parameter;
-        }
-    }
-
     fn behind(&mut self, format: &CallFormat) -> Step {
         let close = match words(&format.close) {
             none if none.is_empty() => Match::None,
             close => begins(&self.rest, &close),
         };
-        let join = format.join.as_ref().map_or(Match::None, |join| begins(&self.rest, &words(join)));
+        let join = match format.join.as_deref().map(words) {
+            None => Match::None,
+            // White space alone is between two calls where something else is behind the last one.
+            Some(join) if join.is_empty() && self.rest.trim_start().is_empty() => Match::Begun,
+            Some(join) if join.is_empty() && (close != Match::None || format.close.trim().is_empty()) => Match::None,
+            Some(join) => begins(&self.rest, &join),
+        };
         match (close, join) {
             (Match::Whole(bytes), _) => {
                 self.take(bytes);

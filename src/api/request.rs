@@ -1,10 +1,11 @@
 //! What chat and text completions have in common.
 
-use super::dialogue::Talk;
+use super::dialogue::{Dialogue, Talk};
 use super::error::ApiError;
 use super::fields::{Numbers, TextOr};
 use super::forms::{AnswerForms, Form, Forms};
 use super::model::ServedModel;
+use super::stored::StoredResponses;
 use super::stream::{Answer, Prepared, Wire};
 use super::unknown::Unknown;
 use crate::child::Wanted;
@@ -28,7 +29,7 @@ const MAX_BIASES: usize = 1024;
 pub type Biases = Numbers<MAX_BIASES>;
 
 /// Declares a request type and the list of its fields' names, which error messages and the OpenAPI document's test use.
-macro_rules! request {
+macro_rules! fields {
     ($(#[$of:meta])* $name:ident, $fields:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$of])*
         #[derive(Debug, Default, Deserialize)]
@@ -38,6 +39,14 @@ macro_rules! request {
         }
         /// The names of all fields of the request.
         pub const $fields: &[&str] = &[$(stringify!($field),)*];
+    };
+}
+pub(super) use fields;
+
+/// Declares a request type of OpenAI's older APIs, which have many fields in common.
+macro_rules! request {
+    ($(#[$of:meta])* $name:ident, $fields:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
+        super::request::fields! { $(#[$of])* $name, $fields { $($(#[$meta])* $field: $type,)* } }
 
         impl $name {
             /// Takes out the fields that both kinds of request have.
@@ -98,6 +107,8 @@ pub struct StreamOptions {
 pub struct Asker {
     /// The queue is fair between clients.
     pub client: u64,
+    /// Whose kept answers it may go on from.
+    pub keeper: u64,
     /// The request's own id, without its prefix.
     pub id: String,
     /// The seed of a request that names none.
@@ -106,12 +117,15 @@ pub struct Asker {
     pub wanted: Wanted,
     /// What becomes of unknown fields in those parts that are read later than the request.
     pub unknown: Unknown,
+    /// Answers of `/v1/responses` that a request may go on from.
+    pub stored: Arc<StoredResponses>,
 }
 
 impl Asker {
     /// A client that waits for as long as it takes.
     pub fn patient(client: u64, id: String, fresh_seed: u64) -> Asker {
-        Asker { client, id, fresh_seed, wanted: Wanted::always(), unknown: Unknown::default() }
+        let (wanted, unknown) = (Wanted::always(), Unknown::default());
+        Asker { client, keeper: 0, id, fresh_seed, wanted, unknown, stored: Arc::new(StoredResponses::none()) }
     }
 }
 
@@ -125,6 +139,25 @@ pub trait Generates: DeserializeOwned + Send + 'static {
     /// # Errors
     /// 400 that names the bad field; 404 if the request names another model; 503 if the template's process cannot be started.
     fn prepare(self, model: &Arc<ServedModel>, asker: &Asker) -> Result<Prepared, ApiError>;
+
+    /// An error with the names that fields have in this request, where it was made of one in another form.
+    fn renamed(error: ApiError) -> ApiError {
+        error
+    }
+}
+
+/// A conversation that is to be answered.
+pub struct Conversing<'a> {
+    /// What was said.
+    pub dialogue: Dialogue<'a>,
+    /// The field that limits the answer's tokens, and its value.
+    pub limit: (&'a str, Option<u64>),
+    /// As in [`Job::logprobs`].
+    pub logprobs: Option<usize>,
+    /// The API of the answer.
+    pub wire: Wire,
+    /// The answer's id.
+    pub id: String,
 }
 
 /// The fields that chat and text completions share, unchecked; `None` is a missing field. [`super::chat::ChatRequest`] says what
@@ -258,10 +291,33 @@ impl Common {
     }
 }
 
+impl Common {
+    /// Checks the fields and makes a job for each answer to the conversation.
+    ///
+    /// # Errors
+    /// As [`Generates::prepare`].
+    pub fn conversing(
+        self,
+        asked: Conversing<'_>,
+        model: &Arc<ServedModel>,
+        asker: &Asker,
+    ) -> Result<Prepared, ApiError> {
+        let Conversing { dialogue, limit: (param, asked), logprobs, wire, id } = asked;
+        let plan = self.check(model, asker.fresh_seed)?;
+        let begins = dialogue.begun.is_empty();
+        let (prompt, talk) = dialogue.rendered(model, &asker.wanted)?;
+        let plan = plan.with_talk(talk, model);
+        let max_tokens = room(param, asked, prompt.len(), model.context)?;
+        let whole = begins && model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
+        let jobs = plan.jobs(asker.client, prompt, max_tokens, logprobs, whole);
+        plan.prepared(wire, id, model, jobs)
+    }
+}
+
 impl Plan {
     /// The answers are those to a conversation.
     #[must_use]
-    pub fn with_talk(self, talk: Talk, model: &ServedModel) -> Plan {
+    fn with_talk(self, talk: Talk, model: &ServedModel) -> Plan {
         let mut spoken: Vec<u32> = talk.reading.marks().flat_map(|mark| model.tokenizer.controls_in(mark)).collect();
         spoken.sort_unstable();
         spoken.dedup();
@@ -298,6 +354,7 @@ impl Plan {
     ) -> Vec<Job> {
         let job = |i: usize| Job {
             client,
+            owner: 0,
             prompt: prompt.clone(),
             params: SamplingParams { seed: self.params.seed.wrapping_add(i as u64), ..self.params.clone() },
             max_tokens,
@@ -307,6 +364,7 @@ impl Plan {
             logit_bias: self.logit_bias.clone(),
             logprobs,
             spoken: self.spoken.clone(),
+            thoughts: None,
             grammar: None,
         };
         (0..self.n).map(job).collect()
@@ -327,7 +385,8 @@ impl Plan {
         let Plan { talk: Talk { tools, reading, .. }, stream, usage, n: per_prompt, .. } = self;
         let reading = Arc::new(reading);
         let (created, echo) = (crate::clock::unix_seconds(), Arc::new(Value::Null));
-        let answer = Answer { wire, id, created, model: model.clone(), reading, usage: stream && usage, echo };
+        let (usage, model) = (stream && usage, model.clone());
+        let answer = Answer { wire, id, created, model, reading, usage, echo, keep: None };
         let unenforced = tools.map_or(Vec::new(), |tools| tools.left_out);
         Ok(Prepared { per_prompt, jobs, answer, stream, form, unenforced })
     }
@@ -389,12 +448,15 @@ pub struct JsonSchema {
     pub schema: Option<Value>,
     /// Whether a schema that no grammar can hold all of is refused. `None`: no, as much of it is enforced as can be.
     pub strict: Option<bool>,
+    /// JSON pointer of the schema in the request; `None`: as in a chat.
+    #[serde(skip)]
+    place: Option<&'static str>,
 }
 
 impl JsonSchema {
-    /// A schema without a name.
-    pub fn of(schema: Option<Value>, strict: Option<bool>) -> JsonSchema {
-        JsonSchema { _name: None, _description: None, schema, strict }
+    /// A schema without a name, at the place with this JSON pointer.
+    pub fn at(place: &'static str, schema: Option<Value>, strict: Option<bool>) -> JsonSchema {
+        JsonSchema { _name: None, _description: None, schema, strict, place: Some(place) }
     }
 }
 
@@ -414,8 +476,8 @@ impl ResponseFormat {
                 let without = |name: &str| object(json!({"type": "object", "properties": {name: false}}));
                 Ok(["name", "arguments"].map(without).into())
             }
-            ("json_schema", Some(JsonSchema { schema: Some(schema), strict, .. })) => {
-                let place = "/response_format/json_schema/schema".into();
+            ("json_schema", Some(JsonSchema { schema: Some(schema), strict, place, .. })) => {
+                let place = place.unwrap_or("/response_format/json_schema/schema").into();
                 Ok(vec![Form { schema: schema.clone(), strict: Some(*strict == Some(true)), given: "", place }])
             }
             ("json_schema", _) => {

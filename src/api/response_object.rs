@@ -1,29 +1,16 @@
 //! The objects of POST /v1/responses: whole answers, and the events of a stream.
 
-use super::model::ServedModel;
 use super::reading::Part;
+use super::tools::CUSTOM_INPUT;
+use super::writing::{self, Response, WritesParts};
 use crate::generation::{Done, Reason};
 use crate::tokenizer::Special;
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
-
-/// What all objects of one answer have in common.
-pub struct Response {
-    /// `resp_...`
-    pub id: String,
-    /// When the request was accepted, in seconds since 1970.
-    pub created: u64,
-    /// The model that answers.
-    pub model: Arc<ServedModel>,
-    /// What is repeated of the request, by the names of its fields.
-    pub echo: Arc<Value>,
-}
 
 impl Response {
     /// The id of output item number `index`; `kind` is its beginning.
     fn item_id(&self, kind: &str, index: usize) -> String {
-        let own = self.id.rsplit('_').next().unwrap_or_default();
-        format!("{kind}_{own}_{index}")
+        format!("{kind}_{}_{index}", self.number())
     }
 
     /// Tokens of the thoughts in an output.
@@ -96,6 +83,19 @@ enum Kind {
     Message,
     /// A call of this function.
     Call(String),
+    /// A call of this custom tool.
+    Custom(String),
+}
+
+impl Kind {
+    /// A call of what the request has under this name.
+    fn call(of: &Response, name: &str) -> Kind {
+        let mut tools = of.echo["tools"].as_array().into_iter().flatten();
+        match tools.any(|tool| tool["type"] == "custom" && tool["name"] == name) {
+            true => Kind::Custom(name.to_owned()),
+            false => Kind::Call(name.to_owned()),
+        }
+    }
 }
 
 impl Item {
@@ -104,8 +104,15 @@ impl Item {
             Kind::Reasoning => "rs",
             Kind::Message => "msg",
             Kind::Call(_) => "fc",
+            Kind::Custom(_) => "ctc",
         };
         of.item_id(kind, index)
+    }
+
+    /// The input of a custom tool, of which `text` are the arguments; what there is of it, where the answer was cut.
+    fn input(&self) -> String {
+        let closed = [&self.text, &format!("{}\"}}", self.text)].into_iter().find_map(|text| writing::object(text));
+        closed.and_then(|arguments| arguments[CUSTOM_INPUT].as_str().map(str::to_owned)).unwrap_or_default()
     }
 
     /// Its content, where it has some.
@@ -131,6 +138,10 @@ impl Item {
                 "type": "function_call", "id": id, "call_id": of.item_id("call", index), "name": name,
                 "arguments": self.text, "status": status,
             }),
+            Kind::Custom(name) => json!({
+                "type": "custom_tool_call", "id": id, "call_id": of.item_id("call", index), "name": name,
+                "input": if begins { String::new() } else { self.input() }, "status": status,
+            }),
         }
     }
 }
@@ -145,13 +156,6 @@ pub struct ResponseEvents {
 }
 
 impl ResponseEvents {
-    /// A whole answer.
-    pub fn whole(of: &Response, parts: &[Part], done: &Done) -> Value {
-        let mut events = ResponseEvents::default();
-        parts.iter().for_each(|part| drop(events.part(of, part)));
-        events.end(of, done).pop().map_or(Value::Null, |mut last| last["response"].take())
-    }
-
     fn event(&mut self, kind: &str, fields: Value) -> Value {
         let mut event = Map::new();
         event.insert("type".into(), format!("response.{kind}").into());
@@ -178,48 +182,11 @@ impl ResponseEvents {
         self.event(kind, fields)
     }
 
-    /// The events before the first piece.
-    pub fn begin(&mut self, of: &Response) -> Vec<Value> {
-        let response = object(of, "in_progress", &[], None);
-        vec![
-            self.event("created", json!({"response": response})),
-            self.event("in_progress", json!({"response": response})),
-        ]
-    }
-
-    /// The events of the answer's next part.
-    pub fn part(&mut self, of: &Response, part: &Part) -> Vec<Value> {
-        let kind = match part {
-            Part::Thought(_) => Some(Kind::Reasoning),
-            Part::Text(_) => Some(Kind::Message),
-            Part::Call(name) => Some(Kind::Call(name.clone())),
-            Part::Arguments(_) => None,
-        };
-        let mut events = Vec::new();
-        let goes_on =
-            |item: &Item| matches!(part, Part::Thought(_) | Part::Text(_)) && Some(&item.kind) == kind.as_ref();
-        if let Some(kind) = kind.as_ref().filter(|_| !self.item.as_ref().is_some_and(goes_on)) {
-            events.extend(self.close(of, "completed"));
-            events.extend(self.open(of, kind.clone()));
-        }
-        let (name, text) = match part {
-            Part::Thought(text) => ("reasoning_text.delta", text),
-            Part::Text(text) => ("output_text.delta", text),
-            Part::Arguments(text) => ("function_call_arguments.delta", text),
-            Part::Call(_) => return events,
-        };
-        if let Some(item) = &mut self.item {
-            item.text.push_str(text);
-        }
-        events.push(self.of_item(of, name, !matches!(part, Part::Arguments(_)), json!({"delta": text})));
-        events
-    }
-
     /// Begins an item.
     fn open(&mut self, of: &Response, kind: Kind) -> Vec<Value> {
         let (item, index) = (Item { kind, text: String::new() }, self.output.len());
         let (begun, part) = (item.json(of, index, "in_progress", true), item.part(""));
-        let has_content = !matches!(item.kind, Kind::Call(_));
+        let has_content = !matches!(item.kind, Kind::Call(_) | Kind::Custom(_));
         self.item = Some(item);
         let mut events = vec![self.event("output_item.added", json!({"output_index": index, "item": begun}))];
         if has_content {
@@ -237,6 +204,14 @@ impl ResponseEvents {
                 let whole = json!({"name": name, "arguments": text});
                 vec![self.of_item(of, "function_call_arguments.done", false, whole)]
             }
+            // Its arguments are JSON, of which its input is a text.
+            Kind::Custom(_) => {
+                let input = item.input();
+                vec![
+                    self.of_item(of, "custom_tool_call_input.delta", false, json!({"delta": input})),
+                    self.of_item(of, "custom_tool_call_input.done", false, json!({"input": input})),
+                ]
+            }
             kind => {
                 let name = if *kind == Kind::Message { "output_text.done" } else { "reasoning_text.done" };
                 vec![
@@ -251,9 +226,48 @@ impl ResponseEvents {
         self.item = None;
         events
     }
+}
 
-    /// The events after the last piece.
-    pub fn end(&mut self, of: &Response, done: &Done) -> Vec<Value> {
+impl WritesParts for ResponseEvents {
+    fn begin(&mut self, of: &Response) -> Vec<Value> {
+        let response = object(of, "in_progress", &[], None);
+        vec![
+            self.event("created", json!({"response": response})),
+            self.event("in_progress", json!({"response": response})),
+        ]
+    }
+
+    fn part(&mut self, of: &Response, part: &Part) -> Vec<Value> {
+        let kind = match part {
+            Part::Thought(_) => Some(Kind::Reasoning),
+            Part::Text(_) => Some(Kind::Message),
+            Part::Call(name) => Some(Kind::call(of, name)),
+            Part::Arguments(_) => None,
+        };
+        let mut events = Vec::new();
+        let goes_on =
+            |item: &Item| matches!(part, Part::Thought(_) | Part::Text(_)) && Some(&item.kind) == kind.as_ref();
+        if let Some(kind) = kind.as_ref().filter(|_| !self.item.as_ref().is_some_and(goes_on)) {
+            events.extend(self.close(of, "completed"));
+            events.extend(self.open(of, kind.clone()));
+        }
+        let (name, text) = match part {
+            Part::Thought(text) => ("reasoning_text.delta", text),
+            Part::Text(text) => ("output_text.delta", text),
+            Part::Arguments(text) => ("function_call_arguments.delta", text),
+            Part::Call(_) => return events,
+        };
+        if let Some(item) = &mut self.item {
+            item.text.push_str(text);
+            if matches!(item.kind, Kind::Custom(_)) {
+                return events;
+            }
+        }
+        events.push(self.of_item(of, name, !matches!(part, Part::Arguments(_)), json!({"delta": text})));
+        events
+    }
+
+    fn end(&mut self, of: &Response, done: &Done) -> Vec<Value> {
         let mut events = Vec::new();
         // An answer has a message, even an empty one, unless it calls.
         if self.item.is_none() && self.output.is_empty() {
@@ -261,7 +275,15 @@ impl ResponseEvents {
         }
         events.extend(self.close(of, status(done)));
         let response = object(of, status(done), &self.output, Some(done));
+        if let Some(keep) = &of.keep {
+            keep.put(&response);
+        }
         events.push(self.event(status(done), json!({"response": response})));
         events
+    }
+
+    fn whole(&mut self, of: &Response, parts: &[Part], done: &Done) -> Value {
+        parts.iter().for_each(|part| drop(self.part(of, part)));
+        self.end(of, done).pop().map_or(Value::Null, |mut last| last["response"].take())
     }
 }

@@ -1,16 +1,17 @@
-//! POST /v1/responses: OpenAI's newer API, as far as it is text and calls of functions. Nothing is stored, so a conversation is sent whole
-//! with each request.
+//! POST /v1/responses: OpenAI's newer API, as far as it is text and calls of functions. A conversation is sent whole with each request, or goes
+//! on from an answer that is kept ([`super::stored`]).
 
 use super::chat::effort;
 use super::dialogue::Dialogue;
 use super::error::{ApiError, refuse};
 use super::fields::{Item, TextOr};
-use super::messages::{CalledFunction, ChatMessage, ContentPart, PastCall};
+use super::items::{InputItem, said};
 use super::model::ServedModel;
-use super::request::{Asker, Common, Generates, JsonSchema, ResponseFormat, room};
+use super::request::{Asker, Common, Conversing, Generates, JsonSchema, ResponseFormat};
+use super::stored::{Keep, StoredResponses, Turn};
 use super::stream::{Prepared, Wire};
-use super::tools::{Tools, check_name};
-use super::unknown::{Given, open_object};
+use super::tools::Tools;
+use super::unknown::Given;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -94,8 +95,10 @@ pub struct ResponsesRequest {
     include: Option<Item>,
     /// Refused unless `disabled`.
     truncation: Option<String>,
-    /// Refused: nothing is stored.
+    /// The answer that the conversation goes on from, with all that was before it but its instructions.
     previous_response_id: Option<String>,
+    /// Whether the answer is kept, so that a request can go on from it. `None`: yes.
+    store: Option<bool>,
     /// Refused if true.
     background: Option<bool>,
     /// How much a model thinks (`effort`), for templates that know it; whatever else it has is ignored.
@@ -110,8 +113,6 @@ pub struct ResponsesRequest {
     _metadata: Option<Given>,
     #[serde(rename = "client_metadata")]
     _client_metadata: Option<Given>,
-    #[serde(rename = "store")]
-    _store: Option<Given>,
     #[serde(rename = "service_tier")]
     _service_tier: Option<Given>,
     #[serde(rename = "prompt_cache_key")]
@@ -130,24 +131,6 @@ pub struct ResponsesRequest {
     context_management: Option<Given>,
     top_logprobs: Option<Given>,
     max_tool_calls: Option<Given>,
-}
-
-open_object! {
-    /// One item of the conversation; an answer's `output` can be sent back as it is.
-    InputItem {
-        /// `None` is `message`.
-        kind as "type": String,
-        role as "role": String,
-        content as "content": TextOr<ContentPart>,
-        /// Of a call: its function, its arguments and its id, by which an output names it, too.
-        name as "name": String,
-        arguments as "arguments": String,
-        call_id as "call_id": String,
-        /// What a function returned.
-        output as "output": TextOr<ContentPart>,
-        /// Of thoughts, where they have no content.
-        summary as "summary": Vec<ContentPart>,
-    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -175,7 +158,10 @@ struct TextFormat {
 impl TextFormat {
     fn response_format(self) -> ResponseFormat {
         let named = self.kind == "json_schema";
-        ResponseFormat { kind: self.kind, json_schema: named.then(|| JsonSchema::of(self.schema, self.strict)) }
+        ResponseFormat {
+            kind: self.kind,
+            json_schema: named.then(|| JsonSchema::at("/text/format/schema", self.schema, self.strict)),
+        }
     }
 }
 
@@ -183,17 +169,27 @@ impl Generates for ResponsesRequest {
     const FIELDS: &'static [&'static str] = RESPONSES_FIELDS;
 
     fn prepare(mut self, model: &Arc<ServedModel>, asker: &Asker) -> Result<Prepared, ApiError> {
-        let Asker { client, id, fresh_seed, wanted, unknown } = asker;
-        model.check_name(self.model.as_deref())?;
+        let stored = &asker.stored;
         self.refuse()?;
         let (tools, choice) = (self.tools.take(), self.tool_choice.take());
         let echoed = json!({"tools": tools.clone().unwrap_or_else(|| json!([])), "tool_choice": choice});
-        let tools = Tools::read_flat(tools, choice, unknown)?;
-        let said = match self.input.take() {
+        let tools = Tools::read_flat(tools, choice, &asker.unknown)?;
+        let before = self.before(stored, asker.keeper)?;
+        let asked = match self.input.take() {
             None => return Err(ApiError::field("input", "the input is missing; give a text or a list of items")),
-            Some(TextOr::Text(text)) => vec![ChatMessage::new("user".into(), Some(TextOr::Text(text)))],
-            Some(TextOr::List(items)) => said(items)?,
+            Some(TextOr::Text(text)) => {
+                let (role, content) = (Some("user".into()), Some(TextOr::Text(text)));
+                vec![InputItem { role, content, ..InputItem::default() }]
+            }
+            Some(TextOr::List(items)) => items,
         };
+        let keep = (self.store != Some(false) && stored.keeps()).then(|| Keep {
+            stored: stored.clone(),
+            owner: asker.keeper,
+            asked: asked.clone(),
+            before: before.clone(),
+        });
+        let said = said(before.map_or(Vec::new(), |turn| turn.conversation()), asked)?;
         let mut variables = Map::new();
         let reasoning = self.reasoning.take().unwrap_or_default();
         effort(&mut variables, reasoning["effort"].as_str());
@@ -211,20 +207,19 @@ impl Generates for ResponsesRequest {
             field: "input",
             said,
             instructions: self.instructions.as_deref(),
+            begun: String::new(),
             tools,
             parallel: self.parallel_tool_calls.unwrap_or(true),
             json: common.response_format.as_ref().is_some_and(ResponseFormat::is_json),
             variables,
         };
-        let plan = common.check(model, *fresh_seed)?;
-        let (prompt, talk) = dialogue.rendered(model, wanted).map_err(in_response)?;
-        let plan = plan.with_talk(talk, model);
-        let max_tokens = room("max_output_tokens", self.max_output_tokens, prompt.len(), model.context)?;
-        let whole = model.tokenizer.chat_template().is_some() && model.tokenizer.drops_leading_space();
-        let jobs = plan.jobs(*client, prompt, max_tokens, None, whole);
+        let (limit, id) = (("max_output_tokens", self.max_output_tokens), format!("resp_{}", asker.id));
+        let asked = Conversing { dialogue, limit, logprobs: None, wire: Wire::Responses, id };
+        let mut prepared = common.conversing(asked, model, asker)?;
         let auto = json!("auto");
-        let mut prepared = plan.prepared(Wire::Responses, format!("resp_{id}"), model, jobs)?;
         prepared.answer.echo = Arc::new(json!({
+            "previous_response_id": self.previous_response_id,
+            "store": keep.is_some(),
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "temperature": self.temperature,
@@ -233,20 +228,33 @@ impl Generates for ResponsesRequest {
             "tools": echoed["tools"],
             "tool_choice": if echoed["tool_choice"].is_null() { &auto } else { &echoed["tool_choice"] },
         }));
+        prepared.answer.keep = keep.map(Arc::new);
         Ok(prepared)
+    }
+
+    fn renamed(e: ApiError) -> ApiError {
+        let param = e.param.map(|param| match param.as_str() {
+            "messages" => "input".into(),
+            "response_format" | "response_format.json_schema.schema" => "text.format".into(),
+            _ => param.replace(".tool_call_id", ".call_id"),
+        });
+        ApiError { param, message: e.message.replace("a tool's message", "an output"), ..e }
     }
 }
 
-/// An error of the messages with the name that the field has here.
-fn in_response(e: ApiError) -> ApiError {
-    let param = e.param.map(|param| match param.as_str() {
-        "messages" => "input".into(),
-        _ => param.replace(".tool_call_id", ".call_id"),
-    });
-    ApiError { param, message: e.message.replace("a tool's message", "an output"), ..e }
-}
-
 impl ResponsesRequest {
+    /// The turn that the request goes on from.
+    fn before(&self, stored: &StoredResponses, owner: u64) -> Result<Option<Arc<Turn>>, ApiError> {
+        let Some(id) = &self.previous_response_id else { return Ok(None) };
+        let gone = || {
+            let why = "the answer is not kept, or not any more, or by another daemon or for another token; send the whole \
+                       conversation as input (serve.responses_bytes and serve.responses_seconds say what is kept)";
+            ApiError { param: Some("previous_response_id".into()), ..ApiError::new(404, why) }
+                .code("previous_response_not_found")
+        };
+        stored.turn(id, owner, crate::clock::now()).map(Some).ok_or_else(gone)
+    }
+
     /// Refuses what could change the answer and is not supported.
     fn refuse(&self) -> Result<(), ApiError> {
         let given = |field: Option<Given>| field.is_some_and(|field| field.0);
@@ -260,7 +268,7 @@ impl ResponsesRequest {
                 self.include.as_ref().is_some_and(|names| !nothing(names)),
                 "only what an answer here has none of can be named, such as reasoning.encrypted_content",
             ),
-            ("conversation", given(self.conversation), "nothing is stored; send the whole conversation as input"),
+            ("conversation", given(self.conversation), "conversations are not supported; use previous_response_id"),
             ("prompt", given(self.prompt), "there are no stored prompts; send it as input"),
             ("context_management", given(self.context_management), "leave out old messages yourself"),
             ("top_logprobs", given(self.top_logprobs), "log probabilities are supported by chat completions only"),
@@ -270,76 +278,8 @@ impl ResponsesRequest {
                 self.truncation.as_ref().is_some_and(|how| how != "disabled"),
                 "truncation is not supported; use disabled, and leave out old messages yourself",
             ),
-            (
-                "previous_response_id",
-                self.previous_response_id.is_some(),
-                "nothing is stored; send the whole conversation as input",
-            ),
             ("background", self.background == Some(true), "answers in the background are not supported; leave it out"),
         ];
         refuse(refused)
-    }
-}
-
-/// The items of a request as messages of a chat: calls and thoughts belong to the assistant's message that they stand beside.
-fn said(items: Vec<InputItem>) -> Result<Vec<ChatMessage>, ApiError> {
-    let mut said: Vec<ChatMessage> = Vec::with_capacity(items.len());
-    let mut thought: Option<String> = None;
-    for (i, item) in items.into_iter().enumerate() {
-        let kind = item.kind.as_deref().unwrap_or("message").to_owned();
-        let message =
-            |role: &str, content| ChatMessage { index: Some(i), ..ChatMessage::new(role.to_owned(), content) };
-        match (kind.as_str(), item.role.as_deref()) {
-            ("message", Some(role)) => {
-                let reasoning_content = thought.take().filter(|_| role == "assistant");
-                said.push(ChatMessage { reasoning_content, ..message(role, item.content) });
-            }
-            ("function_call", _) => {
-                let InputItem { name, arguments, call_id: id, .. } = item;
-                check_name(&format!("input.{i}.name"), name.as_deref().unwrap_or_default())?;
-                let call = PastCall { id, function: Some(CalledFunction { name, arguments }) };
-                match said.last_mut().filter(|last| last.role == "assistant" && thought.is_none()) {
-                    Some(last) => last.tool_calls.get_or_insert_default().push(call),
-                    None => {
-                        let (tool_calls, reasoning_content) = (Some(vec![call]), thought.take());
-                        said.push(ChatMessage { tool_calls, reasoning_content, ..message("assistant", None) });
-                    }
-                }
-            }
-            ("function_call_output", _) => {
-                said.push(ChatMessage { tool_call_id: item.call_id, ..message("tool", item.output) });
-            }
-            ("reasoning", _) => {
-                let parts = match item.content {
-                    Some(TextOr::List(parts)) if !parts.is_empty() => parts,
-                    _ => item.summary.unwrap_or_default(),
-                };
-                let before = thought.take().into_iter();
-                let texts: Vec<String> = before.chain(parts.into_iter().filter_map(|part| part.text)).collect();
-                thought = (!texts.is_empty()).then(|| texts.join("\n\n"));
-            }
-            _ => {
-                let kind = crate::error::excerpt(kind);
-                let why = format!(
-                    "an item of type '{kind}' cannot be read; only messages with a role, calls of functions, their \
-                     outputs and thoughts can"
-                );
-                return Err(ApiError::field(format!("input.{i}"), why));
-            }
-        }
-    }
-    Ok(said)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn thoughts_that_follow_each_other_are_those_of_one_message() {
-        let thought = |text: &str| json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]});
-        let items = json!([thought("a"), {"type": "reasoning", "summary": []}, thought("b"), {"role": "assistant", "content": "x"}]);
-        let messages = said(serde_json::from_value(items).unwrap()).unwrap();
-        assert_eq!((messages.len(), messages[0].reasoning_content.as_deref()), (1, Some("a\n\nb")));
     }
 }

@@ -222,33 +222,34 @@ impl Schemas {
             left_out = admitted.map_err(|e| forms.refused(field, e))?;
         }
         left_out.removed.iter().for_each(|way| remove(&mut schema, way));
-        let literal = |text: &str| literal(&self.tokenizer, text);
-        let (lark, not_held) = native.as_ref().map(|native| native.lark(&schema, strict, &literal)).unzip();
-        let not_held: Vec<Way> = not_held.unwrap_or_default();
-        forms.refuse_strict(&not_held).map_err(|e| forms.refused(field, e))?;
-        let mut ways: Vec<&Way> = left_out.ways().collect();
-        ways.extend(not_held.iter().filter(|way| !left_out.ways().any(|known| known == *way)));
-        let unenforced = ways.into_iter().map(|way| forms.place(way)).collect();
         // One at a time: the limit on memory is for a single one.
         let place = turn(&self.compiling, client).await?;
         let schemas = self.clone();
-        let grammar = place.run(move || {
+        let made = place.run(move || {
             let grammars = schemas.grammars().map_err(|why| ApiError::field(field, why))?;
+            let literal = |text: &str| literal(&schemas.tokenizer, text);
+            let (lark, not_held) = native.as_ref().map(|native| native.lark(&schema, strict, &literal)).unzip();
+            let not_held: Vec<Way> = not_held.unwrap_or_default();
             let made = match lark {
-                _ if any => return grammars.json_object().map_err(unsupported),
+                _ if any => return grammars.json_object().map(|made| (made, not_held)).map_err(unsupported),
                 Some(lark) => with_stack(STACK, || grammars.lark(lark)).and_then(|made| made),
                 None => compile(grammars, &schema, strict),
             };
             let made = made.map_err(|why| unsupported(placed(&schema, &why)))?;
             let begun = native.as_ref().is_some_and(|native| native.begun);
-            Ok(match native.map(|native| native.calls) {
+            let made = match native.map(|native| native.calls) {
                 _ if !or_text => made,
                 Some(calls) if begun => made.after(&calls.trigger()),
                 Some(calls) if calls.format.open.trim() == "[" => made.if_begins(b'['),
                 _ => made.if_begins(b'{'),
-            })
+            };
+            Ok((made, not_held))
         });
-        let grammar = grammar.await.map_err(|e| forms.refused(field, e))?;
+        let (grammar, not_held) = made.await.map_err(|e| forms.refused(field, e))?;
+        forms.refuse_strict(&not_held).map_err(|e| forms.refused(field, e))?;
+        let mut ways: Vec<&Way> = left_out.ways().collect();
+        ways.extend(not_held.iter().filter(|way| !left_out.ways().any(|known| known == *way)));
+        let unenforced = ways.into_iter().map(|way| forms.place(way)).collect();
         Ok((self.behind(grammar, thoughts), unenforced))
     }
 

@@ -1,12 +1,16 @@
-//! Turns events into OpenAI's JSON objects: whole answers, and chunks of a stream.
+//! Turns events into JSON objects: whole answers, and chunks of a stream. Answers with choices are written here, others by `WritesParts`.
 
-use super::error::{ApiError, unsupported};
+use super::anthropic_stream::MessageEvents;
+use super::error::{ApiError, ErrorForm, unsupported};
 use super::forms::AnswerForms;
 use super::model::ServedModel;
+use super::ollama_lines::AnswerLines;
 use super::reader::Reader;
 use super::reading::{Part, Reading};
-use super::response_object::{Response, ResponseEvents};
+use super::response_object::ResponseEvents;
+use super::stored::Keep;
 use super::tools::FunctionCall;
+use super::writing::{Response, WritesParts};
 use crate::child::Wanted;
 use crate::generation::{Delta, Done, Event, Job, Logprob, Reason};
 use serde_json::{Map, Value, json};
@@ -21,6 +25,43 @@ pub enum Wire {
     Text,
     /// `/v1/responses`.
     Responses,
+    /// `/v1/messages`.
+    Messages,
+    /// `/api/chat`.
+    OllamaChat,
+    /// `/api/generate`.
+    OllamaGenerate,
+}
+
+impl Wire {
+    /// What writes such answers; `None` for those that are lists of choices.
+    fn writer(self) -> Option<Box<dyn WritesParts>> {
+        match self {
+            Wire::Chat | Wire::Text => None,
+            Wire::Responses => Some(Box::new(ResponseEvents::default())),
+            Wire::Messages => Some(Box::new(MessageEvents::default())),
+            Wire::OllamaChat | Wire::OllamaGenerate => Some(Box::new(AnswerLines::new(self == Wire::OllamaChat))),
+        }
+    }
+
+    /// Whether a stream consists of lines; else of server-sent events.
+    pub fn is_lines(self) -> bool {
+        matches!(self, Wire::OllamaChat | Wire::OllamaGenerate)
+    }
+
+    /// Whether a stream has an event of its own for its end. Other streams say by their last event that it is the last.
+    pub fn has_end_mark(self) -> bool {
+        matches!(self, Wire::Chat | Wire::Text)
+    }
+
+    /// The form of errors.
+    pub fn error_form(self) -> ErrorForm {
+        match self {
+            Wire::Chat | Wire::Text | Wire::Responses => ErrorForm::OpenAi,
+            Wire::Messages => ErrorForm::Anthropic,
+            Wire::OllamaChat | Wire::OllamaGenerate => ErrorForm::Ollama,
+        }
+    }
 }
 
 /// A checked request: its jobs and how to answer.
@@ -60,7 +101,7 @@ impl Prepared {
 pub struct Answer {
     /// The API whose objects are written.
     pub wire: Wire,
-    /// Id of the answer: `chatcmpl-...`, `cmpl-...` or `resp_...`.
+    /// Id of the answer: `chatcmpl-...`, `cmpl-...`, `resp_...` or `msg_...`.
     pub id: String,
     /// When the request was accepted, in seconds since 1970.
     pub created: u64,
@@ -70,8 +111,10 @@ pub struct Answer {
     pub reading: Arc<Reading>,
     /// Whether a last chunk of a stream reports the numbers of tokens, which are null in those before.
     pub usage: bool,
-    /// What the answer repeats of the request, for [`Wire::Responses`]; null for the others.
+    /// What the answer repeats of the request, and what is known before it (`Response::echo`); null where that is nothing.
     pub echo: Arc<Value>,
+    /// Where it is kept when it is complete; `None` for nowhere.
+    pub keep: Option<Arc<Keep>>,
 }
 
 /// Tokens of a request, summed over the choices that have ended.
@@ -163,8 +206,9 @@ impl Answer {
     }
 
     fn response(&self) -> Response {
-        let Answer { id, created, model, echo, .. } = self;
-        Response { id: id.clone(), created: *created, model: model.clone(), echo: echo.clone() }
+        let Answer { id, created, model, echo, keep, .. } = self;
+        let (created, model, echo, keep) = (*created, model.clone(), echo.clone(), keep.clone());
+        Response { id: id.clone(), created, model, echo, keep }
     }
 
     fn chunk(&self, choice: Value) -> Value {
@@ -265,14 +309,6 @@ impl Answer {
             json!({"token": token, "logprob": finite(logprob), "bytes": bytes})
         };
         match self.wire {
-            Wire::Chat | Wire::Responses => {
-                let token = |l: &Logprob| {
-                    let mut token = entry(l.token, l.logprob);
-                    token["top_logprobs"] = l.top.iter().map(|&(id, p)| entry(id, p)).collect();
-                    token
-                };
-                json!({"content": logprobs.iter().map(token).collect::<Vec<_>>(), "refusal": null})
-            }
             Wire::Text => {
                 let name = |id: u32| self.model.token_json(id).0;
                 let mut at = offset;
@@ -291,6 +327,14 @@ impl Answer {
                     "text_offset": logprobs.iter().map(&mut place).collect::<Vec<_>>(),
                 })
             }
+            _ => {
+                let token = |l: &Logprob| {
+                    let mut token = entry(l.token, l.logprob);
+                    token["top_logprobs"] = l.top.iter().map(|&(id, p)| entry(id, p)).collect();
+                    token
+                };
+                json!({"content": logprobs.iter().map(token).collect::<Vec<_>>(), "refusal": null})
+            }
         }
     }
 }
@@ -304,28 +348,33 @@ pub struct ChoiceStream {
     reader: Reader,
     /// Calls so far.
     calls: usize,
-    /// Events so far, for [`Wire::Responses`].
-    events: ResponseEvents,
+    /// `None` where the answer is a list of choices.
+    writer: Option<Box<dyn WritesParts>>,
 }
 
 impl ChoiceStream {
     /// Choice number `index` of an answer.
     pub fn new(answer: &Answer, index: usize) -> ChoiceStream {
-        let (reader, events) = (Reader::new(&answer.reading), ResponseEvents::default());
-        ChoiceStream { answer: answer.clone(), index, offset: 0, reader, calls: 0, events }
+        let (reader, writer) = (Reader::new(&answer.reading), answer.wire.writer());
+        ChoiceStream { answer: answer.clone(), index, offset: 0, reader, calls: 0, writer }
     }
 
     /// The events before the first piece.
     pub fn begin(&mut self) -> Vec<Value> {
-        let role = json!({"role": "assistant", "content": ""});
-        match self.answer.wire {
-            Wire::Text => Vec::new(),
-            Wire::Responses => self.events.begin(&self.answer.response()),
-            Wire::Chat => {
-                let choice = json!({"index": self.index, "delta": role, "logprobs": null, "finish_reason": null});
-                vec![self.answer.chunk(choice)]
-            }
+        if let Some(writer) = &mut self.writer {
+            return writer.begin(&self.answer.response());
         }
+        if self.answer.wire == Wire::Text {
+            return Vec::new();
+        }
+        let role = json!({"role": "assistant", "content": ""});
+        let choice = json!({"index": self.index, "delta": role, "logprobs": null, "finish_reason": null});
+        vec![self.answer.chunk(choice)]
+    }
+
+    /// An event that says nothing; `None` where a comment does it.
+    pub fn idle(&self) -> Option<Value> {
+        self.writer.as_ref()?.idle(&self.answer.response())
     }
 
     /// The next piece.
@@ -338,17 +387,20 @@ impl ChoiceStream {
     /// The events of parts; the first one's chunk has the log probabilities.
     fn parts(&mut self, parts: Vec<Part>, mut logprobs: &[Logprob]) -> Vec<Value> {
         let mut chunks = Vec::new();
+        if let Some(writer) = &mut self.writer {
+            let of = self.answer.response();
+            return parts.iter().flat_map(|part| writer.part(&of, part)).collect();
+        }
         for part in parts {
             self.calls += usize::from(matches!(part, Part::Call(_)));
             match (self.answer.wire, &part) {
-                (Wire::Responses, _) => chunks.extend(self.events.part(&self.answer.response(), &part)),
                 // The older API knows text alone.
                 (Wire::Text, Part::Thought(_)) => {}
                 (_, Part::Text(text)) => chunks.push(self.piece(text, std::mem::take(&mut logprobs))),
                 _ => chunks.push(self.answer.part_chunk(self.index, &part, self.calls)),
             }
         }
-        if !logprobs.is_empty() && self.answer.wire != Wire::Responses {
+        if !logprobs.is_empty() {
             chunks.push(self.piece("", logprobs));
         }
         chunks
@@ -364,9 +416,9 @@ impl ChoiceStream {
     pub fn end(&mut self, done: &Done) -> Vec<Value> {
         let parts = self.reader.end();
         let mut chunks = self.parts(parts, &[]);
-        match self.answer.wire {
-            Wire::Responses => chunks.extend(self.events.end(&self.answer.response(), done)),
-            _ => chunks.push(self.answer.end_chunk(self.index, finish_reason(done.reason, self.calls))),
+        match &mut self.writer {
+            Some(writer) => chunks.extend(writer.end(&self.answer.response(), done)),
+            None => chunks.push(self.answer.end_chunk(self.index, finish_reason(done.reason, self.calls))),
         }
         chunks
     }
@@ -415,6 +467,9 @@ impl Collector {
     /// 500 if a choice has not ended, because the engine's thread has stopped.
     pub fn finish(self) -> Result<Value, ApiError> {
         let (mut usage, mut choices) = (Usage::default(), Vec::new());
+        if let Some(writer) = self.answer.wire.writer().filter(|_| self.choices.is_empty()) {
+            return Ok(writer.unasked(&self.answer.response()));
+        }
         for (index, (Delta { thought, text, logprobs }, done)) in self.choices.iter().enumerate() {
             let done = done.as_ref().ok_or_else(cut_short)?;
             usage.add(done, index, self.per_prompt);
@@ -423,8 +478,8 @@ impl Collector {
                 Some(thought.clone()).filter(|text| !text.is_empty()).map(Part::Thought).into_iter().collect();
             parts.extend(reader.push(text));
             parts.extend(reader.end());
-            if self.answer.wire == Wire::Responses {
-                return Ok(ResponseEvents::whole(&self.answer.response(), &parts, done));
+            if let Some(mut writer) = self.answer.wire.writer() {
+                return Ok(writer.whole(&self.answer.response(), &parts, done));
             }
             let mut said = Said::default();
             parts.into_iter().for_each(|part| said.take(part));

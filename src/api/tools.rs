@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 /// Functions of a request, at most: OpenAI's limit.
 const MAX_FUNCTIONS: usize = 128;
-/// Bytes of a function's name, at most: OpenAI's limit.
-const MAX_NAME: usize = 64;
+/// Bytes of a function's name, at most: Anthropic's limit; OpenAI's is half of it.
+const MAX_NAME: usize = 128;
 
 /// The functions that an answer may call.
 #[derive(Clone, Debug)]
@@ -44,6 +44,13 @@ struct Function {
     /// Its place in the request, as a path (`tools.0.function`).
     #[serde(skip)]
     place: String,
+    /// The name that `parameters` have in the request.
+    #[serde(skip, default = "parameters")]
+    schema_field: &'static str,
+}
+
+fn parameters() -> &'static str {
+    "parameters"
 }
 
 /// A tool of a chat.
@@ -58,12 +65,26 @@ struct Tool {
 }
 
 open_object! {
-    /// A tool of a response: a function, or what OpenAI's servers or some clients run.
+    /// A tool of a response: a function, a custom tool, or what OpenAI's servers or some clients run.
     FlatTool {
         kind as "type": String,
         name as "name": String,
         description as "description": String,
         parameters as "parameters": Value,
+        strict as "strict": bool,
+        /// The form of a custom tool's input.
+        format as "format": Value,
+    }
+}
+
+open_object! {
+    /// A tool of Anthropic's API: a function, or what Anthropic's servers or some clients run.
+    MessagesTool {
+        /// `None` is `custom`: a function.
+        kind as "type": String,
+        name as "name": String,
+        description as "description": String,
+        input_schema as "input_schema": Value,
         strict as "strict": bool,
     }
 }
@@ -86,7 +107,7 @@ impl Tools {
         Tools::of(functions, choice.as_ref(), Vec::new())
     }
 
-    /// Reads the same fields of a response. Tools that are no functions are left out: nothing here runs them.
+    /// Reads the same fields of a response. A custom tool is a function of one text. Other tools are left out: nothing here runs them.
     ///
     /// # Errors
     /// 400 that names the bad field.
@@ -98,14 +119,44 @@ impl Tools {
         let tools: Vec<FlatTool> = list(tools, unknown)?;
         let (mut functions, mut left_out) = (Vec::new(), Vec::new());
         for (i, tool) in tools.into_iter().enumerate() {
-            let FlatTool { kind, name, description, parameters, strict } = tool;
+            let FlatTool { kind, name, description, parameters, strict, format } = tool;
             match kind.as_deref() {
+                Some("custom") => {
+                    let (name, grammar) = (name.unwrap_or_default(), grammar_of(format.as_ref()));
+                    left_out.extend(grammar.as_ref().map(|_| format!("/tools/{i}/format")));
+                    let about: Vec<String> = description.into_iter().chain(grammar).collect();
+                    let (about, at) = ((!about.is_empty()).then(|| about.join("\n")), (format!("tools.{i}"), "format"));
+                    functions.push(Function::new(name, about, Some(custom_input()), None, at));
+                }
                 Some("function") => {
                     let (name, place) = (name.unwrap_or_default(), format!("tools.{i}"));
-                    functions.push(Function { name, description, parameters, strict, _cache_control: None, place });
+                    functions.push(Function::new(name, description, parameters, strict, (place, "parameters")));
                 }
                 Some(_) => left_out.push(format!("/tools/{i}")),
                 None => return Err(ApiError::field(format!("tools.{i}.type"), "the type is missing; use function")),
+            }
+        }
+        Tools::of(functions, choice.as_ref(), left_out)
+    }
+
+    /// Reads the field `tools` of Anthropic's API; `choice` is as in a response. Tools that are no functions are left out.
+    ///
+    /// # Errors
+    /// 400 that names the bad field.
+    pub fn read_messages(
+        tools: Option<Value>,
+        choice: Option<Value>,
+        unknown: &Unknown,
+    ) -> Result<Option<Tools>, ApiError> {
+        let tools: Vec<MessagesTool> = list(tools, unknown)?;
+        let (mut functions, mut left_out) = (Vec::new(), Vec::new());
+        for (i, tool) in tools.into_iter().enumerate() {
+            let MessagesTool { kind, name, description, input_schema, strict } = tool;
+            if kind.is_none_or(|kind| kind == "custom") {
+                let (name, place) = (name.unwrap_or_default(), (format!("tools.{i}"), "input_schema"));
+                functions.push(Function::new(name, description, input_schema, strict, place));
+            } else {
+                left_out.push(format!("/tools/{i}"));
             }
         }
         Tools::of(functions, choice.as_ref(), left_out)
@@ -182,6 +233,26 @@ impl Tools {
     }
 }
 
+/// The argument of a custom tool.
+pub const CUSTOM_INPUT: &str = "input";
+
+/// The schema of a custom tool's arguments: one text.
+fn custom_input() -> Value {
+    json!({
+        "type": "object",
+        "properties": {(CUSTOM_INPUT): {"type": "string"}},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": false,
+    })
+}
+
+/// The grammar of a custom tool's input, as the model is told of it: none is enforced.
+fn grammar_of(format: Option<&Value>) -> Option<String> {
+    let format = format.filter(|format| format["type"] == "grammar")?;
+    let (syntax, definition) = (format["syntax"].as_str().unwrap_or("lark"), format["definition"].as_str()?);
+    Some(format!("The input follows this grammar ({}):\n{definition}", excerpt(syntax)))
+}
+
 /// Reads the list of tools.
 fn list<T: DeserializeOwned>(tools: Option<Value>, unknown: &Unknown) -> Result<Vec<T>, ApiError> {
     unknown.read("tools", tools.unwrap_or_else(|| json!([])), &[]).map_err(|e| match e.code {
@@ -229,22 +300,37 @@ fn chosen(functions: Vec<Function>, choice: Option<&Value>) -> Result<(Vec<Funct
             let mode = allowed.get("mode").and_then(Value::as_str).unwrap_or("auto");
             chosen(left, Some(&mode.into()))
         }
-        Some(choice) => match name(choice).filter(|_| choice["type"] == "function") {
-            None => refuse(USE),
-            Some(name) => match functions.into_iter().find(|f| f.name == name) {
-                None => refuse(&format!("'{}' is not one of the tools", excerpt(name))),
-                Some(function) => Ok((vec![function], true)),
-            },
-        },
+        Some(choice) => {
+            match name(choice).filter(|_| ["function", "custom"].iter().any(|kind| choice["type"] == *kind)) {
+                None => refuse(USE),
+                Some(name) => match functions.into_iter().find(|f| f.name == name) {
+                    None => refuse(&format!("'{}' is not one of the tools", excerpt(name))),
+                    Some(function) => Ok((vec![function], true)),
+                },
+            }
+        }
     }
 }
 
 impl Function {
+    /// One whose place in the request, and the name of its schema there, are `at`.
+    fn new(
+        name: String,
+        description: Option<String>,
+        parameters: Option<Value>,
+        strict: Option<bool>,
+        at: (String, &'static str),
+    ) -> Function {
+        let (place, schema_field) = at;
+        Function { name, description, parameters, strict, _cache_control: None, place, schema_field }
+    }
+
     fn check(&self) -> Result<(), ApiError> {
         check_name(&format!("{}.name", self.place), &self.name)?;
         if self.parameters.as_ref().is_some_and(|schema| !schema.is_object()) {
-            let at = format!("{}.parameters", self.place);
-            return Err(ApiError::field(at, "parameters must be a JSON schema of an object"));
+            let field = self.schema_field;
+            let message = format!("{field} must be a JSON schema of an object");
+            return Err(ApiError::field(format!("{}.{field}", self.place), message));
         }
         Ok(())
     }
@@ -269,7 +355,7 @@ impl Function {
             "required": ["name", "arguments"],
             "additionalProperties": false,
         });
-        let place = format!("/{}/parameters", self.place.replace('.', "/"));
+        let place = format!("/{}/{}", self.place.replace('.', "/"), self.schema_field);
         Form { schema, strict: Some(self.strict == Some(true)), given: ARGUMENTS, place }
     }
 }

@@ -22,6 +22,21 @@ impl Unknown {
         Unknown { ignores, ignored: RefCell::default() }
     }
 
+    /// Whether a field that cannot be kept to is ignored, as an unknown one is; then it is noted.
+    pub fn ignores(&self, path: &str) -> bool {
+        if self.ignores {
+            self.note(path.to_owned());
+        }
+        self.ignores
+    }
+
+    fn note(&self, path: String) {
+        let mut ignored = self.ignored.borrow_mut();
+        if ignored.len() < MAX_IGNORED {
+            ignored.push(path);
+        }
+    }
+
     /// The paths of fields that were ignored.
     pub fn into_ignored(self) -> Vec<String> {
         self.ignored.into_inner()
@@ -38,12 +53,7 @@ impl Unknown {
     {
         let mut first = None;
         let mut found = |path: Path<'_>| match self.ignores {
-            true => {
-                let mut ignored = self.ignored.borrow_mut();
-                if ignored.len() < MAX_IGNORED {
-                    ignored.push(written(place, &path));
-                }
-            }
+            true => self.note(written(place, &path)),
             false => {
                 first.get_or_insert_with(|| written(place, &path));
             }

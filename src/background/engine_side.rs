@@ -18,10 +18,15 @@ use crate::scheduler::{Comparison, LayerTimes, Policy};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tracing::trace;
 
 /// Passes from one whose scores the scheduler gets to the next: copies of scores take time on the link.
 const SCORES_EVERY: u64 = 4;
+
+/// How long the scheduler's thread stays awake after an observation, giving way to whatever else runs on its core: to wake it takes some microseconds
+/// of the engine's thread. Longer than a layer of most models.
+const AWAKE: Duration = Duration::from_millis(5);
 
 /// Where the scheduler runs.
 enum Beside {
@@ -47,8 +52,8 @@ pub struct Background {
     pass: u64,
     now: Position,
     counts: MigratorCounts,
-    /// By layer, the version of its slots that the scheduler was sent last.
-    sent: Vec<u64>,
+    /// By layer, whether the scheduler was told of its slots.
+    told: Vec<bool>,
     /// The frequencies of each sequence, which the scheduler adds to.
     known: Known,
     threads: usize,
@@ -83,7 +88,7 @@ impl Background {
         options: BackgroundOptions,
         learner: Option<Learner>,
     ) -> std::io::Result<Background> {
-        let (hidden, ffn, layers) = (model.config.hidden, model.config.movable(), model.config.layers);
+        let (hidden, ffn, layers) = (model.config.hidden, model.config.movable(), model.config.layers().len());
         let sequences = options.sequences.max(1);
         let shared = Shared { policy: AtomicUsize::new(options.policy as usize), ..Shared::default() };
         let shared = Arc::new(shared);
@@ -105,7 +110,7 @@ impl Background {
             Beside::Thread { to, from, thread: Some(std::thread::Builder::new().name("scheduler".into()).spawn(run)?) }
         };
         let counts = MigratorCounts::default();
-        let (pass, now, sent, begun) = (0, Position::default(), vec![0; layers], Begun::default());
+        let (pass, now, told, begun) = (0, Position::default(), vec![false; layers], Begun::default());
         Ok(Background {
             beside,
             shared,
@@ -116,7 +121,7 @@ impl Background {
             pass,
             now,
             counts,
-            sent,
+            told,
             known,
             threads,
             begun,
@@ -223,7 +228,7 @@ impl Migrator for Background {
         self.lookahead.as_ref().filter(|_| (self.tune)(self.holding().rules()).moves)
     }
 
-    fn observe(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &NeuronCache) {
+    fn observe(&mut self, at: &DividedLayer<'_>, device: &dyn Device, cache: &mut NeuronCache) {
         let Some(selection) = at.selection else { return };
         let (wants_scores, decodes) = (self.wants_scores(), at.n == 1 || at.batch);
         let (position, ahead, looks_ahead) = (self.now, self.ahead, self.lookahead.is_some());
@@ -231,7 +236,7 @@ impl Migrator for Background {
         let Begun { moves, ns } = std::mem::take(&mut self.begun);
         let times = LayerTimes { moves, moves_ns: ns, ..at.times };
         // Taken out and put back: an observation that is lost has told nothing.
-        let mut sent = std::mem::take(&mut self.sent);
+        let mut told = std::mem::take(&mut self.told);
         self.send(totals.clock_ns, |seen| {
             let first = if at.batch { 0 } else { at.residual.len() / at.n * (at.n - 1) };
             (seen.layer, seen.position) = (LayerId::new(at.layer), position);
@@ -261,14 +266,14 @@ impl Migrator for Background {
                 let of_last = if at.batch { 0 } else { scores.len() / at.n * (at.n - 1) };
                 extend_with_highest(&mut seen.ahead_scores, &scores[of_last..], if at.batch { at.n } else { 1 });
             }
-            seen.slots.fill(&cache.layers[at.layer].table, &mut sent[at.layer]);
+            seen.slots.fill(&mut cache.layers[at.layer].table, &mut told[at.layer]);
             seen.ahead_slots.clear();
-            if let Some(target) = cache.layers.get(at.layer + ahead).filter(|_| looks_ahead) {
-                seen.ahead_slots.fill(&target.table, &mut sent[at.layer + ahead]);
+            if let Some(target) = cache.layers.get_mut(at.layer + ahead).filter(|_| looks_ahead) {
+                seen.ahead_slots.fill(&mut target.table, &mut told[at.layer + ahead]);
             }
             (seen.in_flight, seen.totals, seen.times) = (cache.in_flight() as u64, totals, times);
         });
-        self.sent = sent;
+        self.told = told;
     }
 
     fn prompt(&mut self, layer: usize, first: usize, tokens: usize, sequence: u64, counts: &[u32]) {
@@ -347,18 +352,26 @@ fn run(
     shared: &Shared,
 ) -> Worker {
     worker.warm();
+    let mut handled = clock::now();
     loop {
         let mut handle = |seen: &mut SentObservation| {
             shared.handle(&mut worker, seen, Position(shared.now.load(Ordering::Relaxed)), |until, decision| {
                 outbox.try_send(|to| write(to, until, decision))
             });
         };
-        while inbox.try_take(&mut handle).is_some() {}
+        if inbox.try_take(&mut handle).is_some() {
+            while inbox.try_take(&mut handle).is_some() {}
+            worker.keep_learnt(false);
+            handled = clock::now();
+        }
         if shared.stop.load(Ordering::Acquire) {
             return worker;
         }
-        worker.keep_learnt(false);
-        // The engine unparks after each item; one that came in between makes this return at once.
-        std::thread::park();
+        if handled.elapsed() < AWAKE {
+            std::thread::yield_now();
+        } else {
+            // The engine unparks after each item; one that came in between makes this return at once.
+            std::thread::park();
+        }
     }
 }

@@ -4,7 +4,7 @@ use crate::cache::{PerTier, Slot, SlotTable};
 use crate::cpu::MAX_COLUMNS;
 use crate::device::Totals;
 use crate::engine::Selection;
-use crate::ids::{LayerId, StoreId};
+use crate::ids::{LayerId, SlotId, StoreId};
 use crate::scheduler::{LayerTimes, Move};
 
 /// Where the engine stands: in which layer of which pass of few tokens, and whether the layer's neurons have been divided between host and
@@ -29,34 +29,36 @@ impl Position {
     }
 }
 
-/// What a layer's slots hold, if the scheduler does not know it: most of the time nothing has moved since the layer was sent last.
+/// What a layer's slots hold, as far as the scheduler does not know it.
 #[derive(Default)]
 pub struct SentSlots {
-    changed: bool,
-    slots: Vec<Slot>,
+    /// How many there are; `None` if nothing is told.
+    count: Option<usize>,
+    changed: Vec<(SlotId, Slot)>,
 }
 
 impl SentSlots {
-    /// Becomes the table's slots, unless those of this version were sent before.
-    pub fn fill(&mut self, table: &SlotTable, sent: &mut u64) {
-        self.changed = *sent != table.version();
-        if self.changed {
-            *sent = table.version();
-            self.slots.clear();
-            self.slots.extend_from_slice(table.slots());
+    /// Becomes what has changed in the table, and all of it unless it is known.
+    pub fn fill(&mut self, table: &mut SlotTable, is_known: &mut bool) {
+        self.count = Some(table.slots().len());
+        self.changed.clear();
+        table.take_untold(|slot, held| self.changed.push((slot, held)));
+        if !std::mem::replace(is_known, true) {
+            self.changed.clear();
+            self.changed.extend(table.slots().iter().enumerate().map(|(slot, &held)| (SlotId::new(slot), held)));
         }
     }
 
     /// Becomes nothing.
     pub fn clear(&mut self) {
-        self.changed = false;
+        self.count = None;
     }
 
-    /// Replaces what was known of the layer, if something else was sent.
+    /// Brings what was known of the layer up to date.
     pub fn tell(&mut self, known: &mut Vec<Slot>) {
-        if std::mem::take(&mut self.changed) {
-            std::mem::swap(known, &mut self.slots);
-        }
+        let Some(count) = self.count.take() else { return };
+        known.resize(count, Slot::Free);
+        self.changed.drain(..).for_each(|(slot, held)| known[slot.index()] = held);
     }
 }
 
@@ -120,8 +122,8 @@ impl SentObservation {
             missed: Vec::with_capacity(ffn),
             scores: Vec::with_capacity(ffn),
             ahead_scores: Vec::with_capacity(ffn),
-            slots: SentSlots { changed: false, slots: Vec::with_capacity(ffn) },
-            ahead_slots: SentSlots { changed: false, slots: Vec::with_capacity(ffn) },
+            slots: SentSlots { count: None, changed: Vec::with_capacity(ffn) },
+            ahead_slots: SentSlots { count: None, changed: Vec::with_capacity(ffn) },
             ..SentObservation::default()
         }
     }

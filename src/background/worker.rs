@@ -43,7 +43,7 @@ impl Worker {
         let (ffn, sequences, ahead) = (model.config.movable(), options.sequences.max(1), options.ahead.max(1));
         let own_tables = options.thresholds.iter().map(|own| own.as_ref().map(|(_, table)| table.bytes())).collect();
         let table = |layer| options.predictor.as_ref()?.calibration(layer, ahead).map(Calibration::bytes);
-        let layers = model.config.layers;
+        let layers = model.config.layers().len();
         let tables = (0..layers).map(table).collect();
         let scheduler = Scheduler::new(SchedulerOptions {
             policy: options.policy,

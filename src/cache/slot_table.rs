@@ -7,10 +7,6 @@
 use super::tier::Location;
 use crate::device::NONE;
 use crate::ids::{SlotId, StoreId};
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Changes of all tables so far.
-static CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,15 +34,26 @@ impl Slot {
 #[derive(Clone, Debug)]
 pub struct SlotTable {
     slots: Vec<Slot>,
-    /// Per neuron: the slot where it is resident, or [`NONE`].
+    /// Per neuron: the slot where it is resident, [`COMING`] or [`NONE`].
     slot_of: Vec<u32>,
-    /// Per neuron: whether a copy of it is on its way.
-    coming: Vec<bool>,
-    /// Slots whose entry of `gpu_bucket` has changed since the device got the entries last, each once.
-    stale: Vec<SlotId>,
-    is_stale: Vec<bool>,
+    /// By reader, the slots that have changed since it was told last, each once.
+    changed: [Vec<SlotId>; READERS],
+    /// Per slot: a bit for each reader that has it in its list.
+    is_listed: Vec<u8>,
     residents: usize,
-    version: u64,
+}
+
+/// Place of a neuron whose copy is on its way.
+const COMING: u32 = NONE - 1;
+
+/// Readers of changes: the device, whose `gpu_bucket` they are written to, and the scheduler.
+const READERS: usize = 2;
+
+/// A reader of changes.
+#[derive(Clone, Copy)]
+enum Reader {
+    Device,
+    Scheduler,
 }
 
 /// Why a neuron cannot be brought into a slot.
@@ -60,28 +67,17 @@ pub enum Refused {
     AlreadyThere,
 }
 
-fn next_version() -> u64 {
-    CHANGES.fetch_add(1, Ordering::Relaxed) + 1
-}
-
 impl SlotTable {
     /// A table of `slots` free slots for a layer of `neurons` neurons.
     pub fn new(slots: usize, neurons: usize) -> SlotTable {
         SlotTable {
             slots: vec![Slot::Free; slots],
             slot_of: vec![NONE; neurons],
-            coming: vec![false; neurons],
-            // The device's bucket begins as zeros; all entries have to be sent once.
-            stale: (0..slots).map(SlotId::new).collect(),
-            is_stale: vec![true; slots],
+            // All entries have to be told once: the device's bucket begins as zeros.
+            changed: std::array::from_fn(|_| (0..slots).map(SlotId::new).collect()),
+            is_listed: vec![(1 << READERS) - 1; slots],
             residents: 0,
-            version: next_version(),
         }
-    }
-
-    /// Another number whenever a slot holds something else, and never that of another table with other slots; above 0.
-    pub fn version(&self) -> u64 {
-        self.version
     }
 
     /// Neurons of the layer; 0 where it has nothing that moves.
@@ -98,14 +94,14 @@ impl SlotTable {
     #[inline]
     pub fn location(&self, neuron: StoreId) -> Location {
         match self.slot_of.get(neuron.index()) {
-            None | Some(&NONE) => Location::Host,
+            None | Some(&(NONE | COMING)) => Location::Host,
             Some(&slot) => Location::Device(SlotId(slot)),
         }
     }
 
     /// Whether a copy of it is on its way.
     pub fn is_coming(&self, neuron: StoreId) -> bool {
-        self.coming[neuron.index()]
+        self.slot_of[neuron.index()] == COMING
     }
 
     /// The entry of the device's `gpu_bucket` for a slot: its resident neuron, or [`NONE`].
@@ -118,7 +114,7 @@ impl SlotTable {
         let (Some(&state), Some(&held)) = (self.slots.get(slot.index()), self.slot_of.get(neuron.index())) else {
             return Err(Refused::OutOfRange);
         };
-        if held != NONE || self.coming[neuron.index()] {
+        if held != NONE {
             return Err(Refused::AlreadyThere);
         }
         let evicted = match state {
@@ -131,7 +127,7 @@ impl SlotTable {
             }
         };
         self.slots[slot.index()] = Slot::Filling(neuron);
-        self.coming[neuron.index()] = true;
+        self.slot_of[neuron.index()] = COMING;
         self.mark(slot);
         Ok(evicted)
     }
@@ -144,7 +140,6 @@ impl SlotTable {
         let Slot::Filling(neuron) = self.slots[slot.index()] else { panic!("slot {} is not being filled", slot.0) };
         self.slots[slot.index()] = Slot::Resident(neuron);
         self.slot_of[neuron.index()] = slot.0;
-        self.coming[neuron.index()] = false;
         self.residents += 1;
         self.mark(slot);
     }
@@ -175,7 +170,7 @@ impl SlotTable {
     pub fn abandon(&mut self, slot: SlotId) {
         let Slot::Filling(neuron) = self.slots[slot.index()] else { panic!("slot {} is not being filled", slot.0) };
         self.slots[slot.index()] = Slot::Free;
-        self.coming[neuron.index()] = false;
+        self.slot_of[neuron.index()] = NONE;
         self.mark(slot);
     }
 
@@ -189,28 +184,35 @@ impl SlotTable {
         }
         let before = self.slots.len().min(slots);
         self.slots.resize(slots, Slot::Free);
-        self.is_stale.resize(slots, false);
-        self.stale.retain(|&slot| slot.index() < slots);
+        self.is_listed.resize(slots, 0);
+        self.changed.iter_mut().for_each(|changed| changed.retain(|&slot| slot.index() < slots));
         (before..slots).for_each(|slot| self.mark(SlotId::new(slot)));
-        self.version = next_version();
     }
 
     fn mark(&mut self, slot: SlotId) {
-        self.version = next_version();
-        if !std::mem::replace(&mut self.is_stale[slot.index()], true) {
-            self.stale.push(slot);
-        }
+        let listed = std::mem::replace(&mut self.is_listed[slot.index()], (1 << READERS) - 1);
+        let untold = self.changed.iter_mut().enumerate().filter(|(reader, _)| listed >> reader & 1 == 0);
+        untold.for_each(|(_, changed)| changed.push(slot));
     }
 
     /// Calls `tell` with each slot whose entry of `gpu_bucket` the device does not have yet, and the entry. It counts as having them then.
     pub fn take_stale(&mut self, mut tell: impl FnMut(SlotId, u32)) {
+        self.take_changed(Reader::Device, |table, slot| tell(slot, table.bucket(slot)));
+    }
+
+    /// Calls `tell` with each slot whose content the scheduler does not know yet, and the content. It counts as knowing it then.
+    pub fn take_untold(&mut self, mut tell: impl FnMut(SlotId, Slot)) {
+        self.take_changed(Reader::Scheduler, |table, slot| tell(slot, table.slots[slot.index()]));
+    }
+
+    fn take_changed(&mut self, reader: Reader, mut tell: impl FnMut(&SlotTable, SlotId)) {
         // Taken out and put back: nothing is allocated.
-        let mut stale = std::mem::take(&mut self.stale);
-        for slot in stale.drain(..) {
-            self.is_stale[slot.index()] = false;
-            tell(slot, self.bucket(slot));
+        let mut changed = std::mem::take(&mut self.changed[reader as usize]);
+        for slot in changed.drain(..) {
+            self.is_listed[slot.index()] &= !(1 << reader as u8);
+            tell(self, slot);
         }
-        self.stale = stale;
+        self.changed[reader as usize] = changed;
     }
 
     /// How many neurons are resident.
@@ -223,31 +225,36 @@ impl SlotTable {
 mod tests {
     use super::*;
 
+    /// A reader that applies what it is told has what the table holds, whenever it was told last.
     #[test]
-    fn a_version_is_of_one_content() {
-        let neuron = StoreId::new;
-        let mut table = SlotTable::new(2, 4);
-        let mut known = vec![(table.version(), table.slots().to_vec())];
-        let changes: [fn(&mut SlotTable); 7] = [
+    fn changes_that_are_told_add_up_to_the_table() {
+        let changes: [fn(&mut SlotTable); 8] = [
             |table| _ = table.fill(SlotId::new(0), StoreId::new(3)).unwrap(),
             |table| table.landed(SlotId::new(0)),
             |table| _ = table.fill(SlotId::new(1), StoreId::new(2)).unwrap(),
             |table| table.abandon(SlotId::new(1)),
             |table| _ = table.clear(SlotId::new(0)).unwrap(),
             |table| table.resize(3),
-            // A free slot goes away.
+            // A free slot goes away, and comes again.
             |table| table.resize(1),
+            |table| table.resize(4),
         ];
-        for change in changes {
-            change(&mut table);
-            assert!(known.iter().all(|(version, _)| *version != table.version()));
-            known.push((table.version(), table.slots().to_vec()));
+        // Told after each change that has a bit.
+        for told in 0..1 << changes.len() {
+            let mut table = SlotTable::new(2, 4);
+            let (mut slots, mut bucket) = (vec![Slot::Filling(StoreId::new(0)); 2], vec![7; 2]);
+            for (i, change) in changes.iter().enumerate() {
+                change(&mut table);
+                if told >> i & 1 == 1 {
+                    slots.resize(table.slots().len(), Slot::Free);
+                    table.take_untold(|slot, held| slots[slot.index()] = held);
+                    assert_eq!(slots, table.slots());
+                } else {
+                    bucket.resize(table.slots().len(), 7);
+                    table.take_stale(|slot, entry| bucket[slot.index()] = entry);
+                    assert!((0..bucket.len()).all(|slot| bucket[slot] == table.bucket(SlotId::new(slot))));
+                }
+            }
         }
-        // What changes nothing, and what is refused, may keep the version; another table never has it.
-        let before = table.slots().to_vec();
-        assert!(table.fill(SlotId::new(9), neuron(0)).is_err());
-        table.take_stale(|_, _| ());
-        assert_eq!(table.slots(), before);
-        assert!(known.iter().all(|(version, _)| *version != SlotTable::new(2, 4).version()));
     }
 }

@@ -26,8 +26,8 @@ use std::path::{Path, PathBuf};
 
 /// Talk to a model
 ///
-/// A running daemon answers, and loads MODEL if it has another one. Without a daemon the model runs in this process. Ctrl-C ends an answer,
-/// Ctrl-D the chat; a message that begins with """ ends with the next """. /help lists the commands.
+/// A running daemon answers, and loads MODEL, with your consent in place of another one. Without a daemon the model runs in this process.
+/// Ctrl-C ends an answer, Ctrl-D the chat; a message that begins with """ ends with the next """. /help lists the commands.
 #[derive(clap::Args)]
 pub struct Args {
     /// Hugging Face directory, .gguf, .neurons file, name from `ls`, or `demo` [default: the daemon's model]
@@ -58,13 +58,15 @@ pub fn run(args: Args) -> Result<()> {
     set.extend(args.n_predict.map(|n| ("max_tokens".to_owned(), json!(n))));
     let backend = backend(&args, &settings)?;
     let card = backend.card()?;
-    let name = printable(card["id"].as_str().unwrap_or_default());
+    let model = card["id"].as_str().unwrap_or_default().to_owned();
+    let name = printable(&model);
     let system = args.system.clone().or_else(|| settings.text("chat.system").map(str::to_owned));
     if card["chat_template"] == false {
         eprintln!("note: {name} has no chat template, so it continues your text");
     }
     let context = card["context_length"].as_u64().unwrap_or(4096);
-    let mut talk = ChatSession { backend, name, system, turns: Vec::new(), left_out: 0, context, set, last: None };
+    let mut talk =
+        ChatSession { backend, model, name, system, turns: Vec::new(), left_out: 0, context, set, last: None };
     let history = history(&settings);
     let result = talk_on(&mut talk, settings.whole("chat.history") as usize, history.as_deref());
     match result {
@@ -89,20 +91,51 @@ fn backend(args: &Args, settings: &Settings) -> Result<Backend> {
                 Error::Usage(format!("{why}: dynamicinfer chat demo"))
             })?;
         eprintln!("{}the model runs in this process", if here { "" } else { "no daemon: " });
-        let loader = ModelLoader { args: args.engine.clone(), ..ModelLoader::default() };
+        let loader = ModelLoader { args: args.engine.clone(), named: Some(model.clone()), ..ModelLoader::default() };
         return Backend::here(&model, settings, &loader);
     };
-    if let Some(model) = &args.model {
-        let state = client.get("/v1/x/ps")?;
-        let path = Path::new(model);
-        let source = real(path).map_or_else(|_| model.clone(), |path| path.to_string_lossy().into_owned());
-        let there = &state["models"][0];
-        if there["source"] != source.as_str() && there["source"] != model.as_str() && there["name"] != model.as_str() {
-            eprintln!("loading {model}");
-            client.long("POST", "/v1/x/models/load", Some(&json!({"model": source})))?;
+    have_loaded(&client, args.model.as_deref())?;
+    Ok(Backend::Daemon(client))
+}
+
+/// Has the daemon load `model`, where it has another one or none; `None`: the one that it has freed, if it has.
+///
+/// # Errors
+/// [`Error::Usage`] where the daemon has another model, which other clients may use, and the user does not agree to its replacement.
+fn have_loaded(client: &Client, model: Option<&str>) -> Result<()> {
+    let state = client.get("/v1/x/ps")?;
+    let Some(model) = model.or(state["freed"].as_str()) else { return Ok(()) };
+    let source = real(Path::new(model)).map_or_else(|_| model.to_owned(), |path| path.to_string_lossy().into_owned());
+    let there = &state["models"][0];
+    if [&source, model].iter().any(|name| there["source"] == **name || there["name"] == **name) {
+        return Ok(());
+    }
+    let (shown, asked) = (printable(model), json!({"model": model, "stream": false}));
+    if state["freed"] == model {
+        eprintln!("loading {shown}");
+        return client.long("POST", "/api/generate", Some(&asked)).map(drop);
+    }
+    if let Some(other) = there["name"].as_str().or(state["loading"].as_str()) {
+        may_replace(&printable(other), &shown)?;
+    }
+    eprintln!("loading {shown}");
+    client.long("POST", "/v1/x/models/load", Some(&json!({"model": source}))).map(drop)
+}
+
+/// Asks the user whether the daemon's model, which other clients may use, is to be replaced.
+fn may_replace(other: &str, model: &str) -> Result<()> {
+    if std::io::stdin().is_terminal() && std::io::stderr().is_terminal() {
+        eprint!("The daemon runs {other}, which others may use. Load {model} in its place? [y/N] ");
+        let mut answer = String::new();
+        let read = interrupt::at_prompt(|| (), || std::io::stdin().read_line(&mut answer))?;
+        if read.is_ok_and(|bytes| bytes > 0) && answer.trim().to_lowercase().starts_with('y') {
+            return Ok(());
         }
     }
-    Ok(Backend::Daemon(client))
+    Err(Error::Usage(format!(
+        "the daemon runs {other}, which others may use; `dynamicinfer load {model}` replaces it, `dynamicinfer chat {model} --here` runs the \
+         model in this process, and `dynamicinfer chat` talks to {other}"
+    )))
 }
 
 /// The daemon if one answers; a note says why it is not used, unless none runs.

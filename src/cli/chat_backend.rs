@@ -10,7 +10,7 @@ use crate::child::Wanted;
 use crate::client::{Client, until_interrupted};
 use crate::clock::Duration;
 use crate::error::{Error, Result};
-use crate::generation::{Event, Handle, Limits, Reason, start};
+use crate::generation::{Event, Handle, Limits, Reason, Speculation, start};
 use crate::model::KvCache;
 use crate::serve::{AtEnd, Opened, SetBudget, budgets, with_sizes};
 use crate::settings::Settings;
@@ -63,14 +63,27 @@ impl Backend {
     pub fn here(model: &str, settings: &Settings, loader: &ModelLoader) -> Result<Backend> {
         let mut settings = settings.clone();
         settings.flag("serve.parallel", "chat", Some(1))?;
+        // One talk keeps its slot.
+        settings.flag("serve.prompt_cache_bytes", "chat", Some(0))?;
         let opened = loader.open(model, &settings)?;
-        let Opened { engine, tokenizer, name, kv, context, sampling, set_budget, set_ram, at_end, .. } = opened;
+        let Opened { engine, tokenizer, name, kv, context, sampling, system, set_budget, set_ram, at_end, .. } = opened;
         let tokenizer = Arc::new(tokenizer);
         let (vocab, fingerprint) = (engine.model.config.vocab, engine.model.fingerprint().to_owned());
         let kv_bytes = KvCache::bytes_for(&engine.model.config, context, kv);
-        let limits =
-            Limits { queue: 1, slots: 1, context, kv, deterministic: false, rest: Duration::MAX, slowdown: 1.0 };
-        let model = ServedModel::new(name, tokenizer.clone(), vocab, context, fingerprint).with_sampling(sampling);
+        let limits = Limits {
+            queue: 1,
+            slots: 1,
+            context,
+            kv,
+            deterministic: false,
+            rest: Duration::MAX,
+            slowdown: 1.0,
+            prompt_cache_bytes: 0,
+            prompt_cache_every: settings.whole("serve.prompt_cache_every") as usize,
+            speculation: settings.text("serve.speculation").and_then(Speculation::named).unwrap_or_default(),
+        };
+        let model =
+            ServedModel::new(name, tokenizer.clone(), vocab, context, fingerprint).with_defaults(sampling, system);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.map_err(|e| Error::Failed(format!("cannot start the runtime: {e}")))?;
         let handle = start(engine, tokenizer, limits)?;
@@ -93,7 +106,8 @@ impl Backend {
             Backend::Here(here) => Ok(here.model.card()),
             Backend::Daemon(client) => {
                 let mut list = client.get("/v1/models")?;
-                match list["data"].get_mut(0) {
+                let mut cards = list["data"].as_array_mut().into_iter().flatten();
+                match cards.find(|card| card["loaded"] == true) {
                     Some(card) => Ok(card.take()),
                     None => Err(Error::Usage("the daemon has no model; give one: dynamicinfer chat MODEL".into())),
                 }

@@ -19,6 +19,8 @@ const KEPT: f64 = 0.375;
 /// The conversation so far, and its model.
 pub struct ChatSession {
     pub backend: Backend,
+    /// The model's name in requests, and as it is shown.
+    pub model: String,
     pub name: String,
     pub system: Option<String>,
     /// (user, assistant)
@@ -96,7 +98,7 @@ impl ChatSession {
     /// The answer or its part, printed meanwhile, and how it ended.
     fn answer_to(&mut self, question: &str) -> (String, Result<Taken>) {
         let most = (self.context as f64 * MAX_ANSWER).max(1.0) as u64;
-        let mut request = json!({"messages": self.messages(question), (MAX_TOKENS): most});
+        let mut request = json!({"model": self.model, "messages": self.messages(question), (MAX_TOKENS): most});
         for (field, value) in &self.set {
             request[field] = value.clone();
         }

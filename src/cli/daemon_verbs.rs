@@ -32,7 +32,7 @@ pub fn ps(args: Ps) -> Result<()> {
     }
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["NAME", "STATE", "SIZE", "KEYS", "PROCESSOR", "CONTEXT", "RUNNING", "WAITING"]);
+    table.set_header(["NAME", "STATE", "SIZE", "KEYS", "PROMPTS", "PROCESSOR", "CONTEXT", "RUNNING", "WAITING"]);
     let text = |value: &Value| printable(value.as_str().unwrap_or_default());
     let bytes = |value: &Value| super::human_bytes(value.as_u64().unwrap_or_default());
     for m in state["models"].as_array().into_iter().flatten() {
@@ -45,6 +45,7 @@ pub fn ps(args: Ps) -> Result<()> {
             text(&state["state"]),
             bytes(&m["model_bytes"]),
             bytes(&m["kv_bytes"]),
+            bytes(&m["prompt_cache"]["bytes"]),
             processor,
             m["context"].to_string(),
             format!("{} of {}", m["running"], m["parallel"]),
@@ -59,6 +60,9 @@ pub fn ps(args: Ps) -> Result<()> {
     };
     match (state["state"].as_str(), state["error"].as_str()) {
         (Some("ready"), _) => super::print(&format!("{table}\n{file}")),
+        (Some("freed"), _) => {
+            super::print(&format!("{} was freed; the next request loads it again\n", text(&state["freed"])))
+        }
         (Some("loading"), _) => super::print(&format!("loading {}\n", text(&state["loading"]))),
         (_, Some(error)) => super::print(&format!("no model answers: {}\n", printable(error))),
         _ => super::print("no model is loaded; load one: dynamicinfer load MODEL\n"),
@@ -87,7 +91,7 @@ pub struct LoadArgs {
     #[arg(short, long, value_name = "N")]
     threads: Option<u64>,
     /// Type of the key/value cache [default: f16]
-    #[arg(long, value_name = "TYPE", ignore_case = true, value_parser = ["f16", "f32"])]
+    #[arg(long, value_name = "TYPE", ignore_case = true, value_parser = ["f16", "f32", "q8_0", "q4_0"])]
     kv: Option<String>,
     /// Precision of prompts of more than 32 tokens on the processor [default: int8]
     #[arg(long, value_name = "PRECISION", ignore_case = true, value_parser = ["exact", "int8", "int8-per-tensor"])]

@@ -12,9 +12,15 @@ use crate::pack::Types;
 use crate::settings::Settings;
 use clap::{Args, ValueEnum};
 
+/// Texts that lost their slot take at most one of so many parts of the memory that there is.
+const PROMPTS: u64 = 8;
+
 #[derive(Args, Clone, Default, PartialEq)]
 pub struct LoaderArgs {
-    /// Tokens of a prompt and its answer together [default: the model's, at most 4096]
+    /// Tokens of a prompt and its answer together [default: the model's, less where memory is short]
+    ///
+    /// Without it the keys and values of all answers at once take at most a quarter of the memory that is free beside the model; with a
+    /// GPU the default is 4096 at most.
     #[arg(short, long = "ctx-size", value_name = "N")]
     pub context: Option<u64>,
     /// Type of the weights if a model must be packed: f16, q8_0, q4_k_m ... [default: the model's own]
@@ -92,6 +98,10 @@ impl LoaderArgs {
         let set = |key: &str| Some(settings.whole(key) as usize).filter(|&n| n > 0);
         let deterministic = self.device.deterministic || settings.switch("serve.deterministic");
         let device = self.device.or_settings(settings)?.options()?;
+        let ram = chosen(settings, "engine.ram", self.ram, size::parse)?;
+        // A model that fits is not refused for the texts that lost their slot.
+        let memory = ram.or_else(crate::config::available_memory).map_or(u64::MAX, |bytes| bytes / PROMPTS);
+        let prompt_bytes = settings.whole("serve.prompt_cache_bytes").min(memory);
         Ok(EngineOptions {
             model: ModelOptions {
                 quant: chosen(settings, "engine.quant", self.quant, str::parse)?,
@@ -104,7 +114,8 @@ impl LoaderArgs {
             kv: kv.kv(),
             context: set("serve.context"),
             sequences: settings.whole("serve.parallel") as usize,
-            ram: chosen(settings, "engine.ram", self.ram, size::parse)?,
+            prompt_bytes: if deterministic { 0 } else { prompt_bytes },
+            ram,
             neurons: RamOptions::default(),
             sparsity: self.sparsity.options_or_setting(settings)?,
             audit: settings.whole("engine.audit"),

@@ -4,6 +4,7 @@ use super::progress::{Progress, Unit, stoppable};
 use crate::cpu::{Isa, Prefill};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::model::layer::FfnParts;
 use crate::model::{KvType, Model, NamedActivation};
 use crate::open::{self, EngineOptions, Listener, ModelOptions, PackProgress, Packing, RamOptions};
 use crate::pack::Types;
@@ -193,7 +194,7 @@ impl ModelArgs {
     /// Opens the model for a verb that only observes it: a dense GGUF whose activation has no zeros is read in place.
     pub fn open_to_observe(&self, check: &dyn Fn(&Model) -> Result<()>) -> Result<Model> {
         let options = self.options();
-        match options.in_place()?.filter(|source| source.config.form.experts.is_none()) {
+        match options.in_place()?.filter(|source| !source.config.is_mixture()) {
             None => self.open(check),
             Some(source) => {
                 let mut model = Model::in_place(source)?;
@@ -211,10 +212,10 @@ impl ModelArgs {
         if model.has_neurons() {
             return Ok(model);
         }
-        let why = match model.config.form.experts {
-            Some(experts) if !experts.routed() => CLUSTERS,
-            None => WHOLE,
-            _ => {
+        let why = match model.config.parts() {
+            FfnParts::Clusters => CLUSTERS,
+            FfnParts::Neurons => WHOLE,
+            FfnParts::Experts => {
                 "this model is a mixture of experts, whose routers need none; for the neurons inside its experts use train-predictor"
             }
         };
@@ -225,16 +226,16 @@ impl ModelArgs {
     pub fn open_active(&self, verb: &str, check: &dyn Fn(&Model) -> Result<()>) -> Result<Model> {
         let model = self.open(check)?;
         let activation = model.config.activation;
-        match model.config.form.experts {
-            Some(experts) if experts.routed() && activation.is_sparse() => Ok(model),
-            Some(experts) if experts.routed() => {
+        match model.config.parts() {
+            FfnParts::Experts if activation.is_sparse() => Ok(model),
+            FfnParts::Experts => {
                 let why =
                     format!("this model is a mixture of experts with {activation}, whose neurons are never inactive");
                 Err(Error::Usage(format!("{verb}: {why}")))
             }
             _ if model.has_neurons() => Ok(model),
-            None => Err(Error::Usage(format!("{verb}: {WHOLE}"))),
-            _ => Err(Error::Usage(format!("{verb}: {CLUSTERS}"))),
+            FfnParts::Neurons => Err(Error::Usage(format!("{verb}: {WHOLE}"))),
+            FfnParts::Clusters => Err(Error::Usage(format!("{verb}: {CLUSTERS}"))),
         }
     }
 

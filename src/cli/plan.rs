@@ -9,6 +9,7 @@ use crate::error::{Error, Result, printable};
 use crate::formats::machine_profile::MachineProfile;
 use crate::formats::placement_file::{LayerPlacement, PlacementFile, PlacementPolicy, VERSION};
 use crate::ids::PublishedId;
+use crate::model::layer::FfnParts;
 use crate::model::{KvType, Model, ModelConfig};
 use crate::open::{check_device_can, pinnable};
 use crate::placement::estimate::{Bound, Estimate, Reads, estimate};
@@ -189,7 +190,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let c = &subject.config;
     // Whole experts, and neurons without a predictor, are read with all their rows.
-    let whole = c.form.experts.is_some_and(|e| !e.by_neuron) || prediction.name == "none";
+    let whole = c.has_whole_experts() || prediction.name == "none";
     let reads = Reads {
         predictor_bytes: prediction.bytes,
         computed_share: prediction.computed_share,
@@ -215,7 +216,7 @@ pub fn run(args: Args) -> Result<()> {
 /// Whether a layer whose neurons are all on the device is computed without the host.
 fn skips_host(subject: &Subject, prediction: &Prediction) -> bool {
     let biases = |model: &Model| model.layers.iter().any(|layer| !layer.down_bias.is_empty());
-    let of_host = prediction.name == "router" || prediction.name == "gates" || subject.config.form.experts.is_some();
+    let of_host = prediction.name == "router" || prediction.name == "gates" || subject.config.is_mixture();
     !of_host && !subject.model.as_ref().is_some_and(biases)
 }
 
@@ -277,7 +278,7 @@ fn speed(e: &Estimate, prediction: &Prediction, machine: &MachineProfile) -> Str
 fn conclusion(args: &Args, plan: &Plan, subject: &Subject, expected: &Estimate) -> String {
     let c = &subject.config;
     let slots: usize = plan.layers.iter().map(|l| l.slots).sum();
-    let units = c.form.experts.filter(|e| !e.by_neuron).map_or("neurons".into(), |e| format!("{}s", e.noun()));
+    let units = format!("{}s", if c.neurons_inside() { "neuron" } else { c.parts().noun() });
     let sentence = format!(
         "\nplan: {} on the device hold {:.0} % of the {units}, for at most {:.1} tokens/s\n",
         super::human_bytes(plan.budget_bytes),
@@ -323,7 +324,7 @@ fn placement(args: &Args, model: &Model, counts: &[Vec<u64>], plan: &Plan) -> Pl
 fn check(path: &std::path::Path, subject: &Subject, plan: &Plan, saved_bytes: u64) -> Result<()> {
     let placement = PlacementFile::read(path)?;
     let (config, model) = (&subject.config, subject.model.as_ref().expect("--check takes a model"));
-    placement.check_owner(path, model.fingerprint(), config.layers, config.movable())?;
+    placement.check_owner(path, model.fingerprint(), config.layers().len(), config.movable())?;
     let slots: u64 = placement.layers.iter().map(|l| l.slots as u64).sum();
     let needed = plan.without_neurons_bytes + slots * plan.details.block_bytes;
     if needed > plan.budget_bytes {
@@ -398,11 +399,11 @@ fn whole_layers(plan: &Plan) -> String {
 
 /// What is placed by itself, with its article; and behind the article, what takes so many bytes.
 fn unit(c: &ModelConfig) -> (&'static str, &'static str) {
-    match c.form.experts {
-        Some(e) if e.by_neuron => ("a neuron", " neuron inside"),
-        Some(e) if e.routed() => ("an expert", "n expert"),
-        Some(_) => ("a cluster", " cluster"),
-        None => ("a neuron", " neuron block"),
+    match c.parts() {
+        FfnParts::Experts if c.neurons_inside() => ("a neuron", " neuron inside"),
+        FfnParts::Experts => ("an expert", "n expert"),
+        FfnParts::Clusters => ("a cluster", " cluster"),
+        FfnParts::Neurons => ("a neuron", " neuron block"),
     }
 }
 
@@ -422,7 +423,7 @@ fn parts_table(args: &Args, plan: &Plan, c: &ModelConfig, predictor: &str) -> Ta
             PartName::Kv => "keys and values".into(),
             PartName::Attention if c.has_shared() => "attention and shared experts".into(),
             PartName::Attention if plan.streamed_layers > 0 => {
-                format!("attention ({} of {} layers copied for each pass)", plan.streamed_layers, c.layers)
+                format!("attention ({} of {} layers copied for each pass)", plan.streamed_layers, c.layers().len())
             }
             PartName::Attention => "attention".into(),
             PartName::Embeddings => "embeddings".into(),
@@ -457,7 +458,10 @@ fn on_processor(c: &ModelConfig) -> String {
     match c.mixers().filter(|mixer| mixer.on_device().is_none()).count() {
         0 => String::new(),
         some => {
-            format!("the processor computes attention, or what stands in its place, in {some} of {} layers\n", c.layers)
+            format!(
+                "the processor computes attention, or what stands in its place, in {some} of {} layers\n",
+                c.layers().len()
+            )
         }
     }
 }
@@ -488,11 +492,11 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
          solved in {:.1} ms in batches of {}; gap to the upper bound {:.6} %\n{ilp}machine {}\n",
         printable(&c.name),
         subject.quant,
-        c.layers,
-        match c.form.experts {
-            Some(e) if e.routed() => format!("{} experts, {} of them for a token", e.count, e.used),
-            Some(e) => format!("{} clusters of {} neurons", e.count, c.ffn),
-            None => format!("{} neurons", c.ffn),
+        c.layers().len(),
+        match c.parts() {
+            FfnParts::Experts => format!("{} experts, {} of them for a token", c.clusters(), c.most_used_experts()),
+            FfnParts::Clusters => format!("{} clusters of {} neurons", c.clusters(), c.widest_ffn()),
+            FfnParts::Neurons => format!("{} neurons", c.widest_ffn()),
         },
         super::human_bytes(d.block_bytes),
         unit(c).1,
@@ -503,7 +507,7 @@ fn shown(args: &Args, plan: &Plan, subject: &Subject, machine: &MachineProfile, 
         share(all as u64, (c.movable_layers() * c.movable()) as u64),
         slots.iter().filter(|&&s| s > 0).count(),
         on_processor(c),
-        if c.form.experts.is_some_and(|e| !e.by_neuron) { fixed_split(all, c) } else { String::new() },
+        if c.has_whole_experts() { fixed_split(all, c) } else { String::new() },
         share(plan.objective, d.total_impact),
         printable(&subject.counted),
         whole_layers(plan),

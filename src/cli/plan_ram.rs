@@ -44,7 +44,7 @@ pub(super) struct Asked<'a> {
 /// A trace of this model.
 fn recorded(model: &Model, path: &Path) -> Result<TraceFile> {
     let trace = TraceFile::open(path)?;
-    let (of, layers, ffn) = (trace.header(), model.config.layers, model.config.clusters());
+    let (of, layers, ffn) = (trace.header(), model.config.layers().len(), model.config.clusters());
     if of.fingerprint == model.fingerprint() && (of.layers, of.ffn) == (layers, ffn) {
         return Ok(trace);
     }
@@ -186,7 +186,7 @@ fn shown(
     }
     let (c, ram) = (&subject.config, (best.bytes / ROUND).ceil() as u64);
     format!(
-        "{} in {}: {} layers of {} {}; {:.0} % of them computed for a token ({}){}\n\
+        "{} in {}: {} layers of {} {}s; {:.0} % of them computed for a token ({}){}\n\
          at least {} of memory; all of it in memory takes {}\n\n{table}\n\n\
          weights are read at {} with {}; disk: {}, {:.1} GB/s and {:.0} us a read, {:.1} us of a thread\n\
          which neurons: {}\n\
@@ -194,9 +194,9 @@ fn shown(
          run it: dynamicinfer run {} --ram {ram}MiB -t {}{}\n",
         printable(&c.name),
         subject.quant,
-        c.layers,
+        c.layers().len(),
         c.clusters(),
-        c.form.experts.map_or("neurons".into(), |experts| format!("{}s", experts.noun())),
+        c.parts().noun(),
         100.0 * prediction.computed_share,
         prediction.counted,
         if prediction.ahead { ", prefetched one layer ahead" } else { "" },

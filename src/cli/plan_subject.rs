@@ -89,15 +89,17 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
     if let Some(name) = &args.shape {
         let config = shape(name)?;
         let (_, quant) = footprint(name, args.quant_of_shape()?, 1, KvType::F16)?;
-        let (counts, counted, active_share) = match config.form.experts {
-            Some(e) => (
-                vec![vec![1; e.count]; config.layers],
+        let (counts, counted, active_share) = match config.is_mixture() {
+            true => (
+                vec![vec![1; config.clusters()]; config.layers().len()],
                 "assumed: every expert is used alike",
-                e.used as f64 / e.count as f64,
+                config.used_share(),
             ),
-            None => {
-                (power_law(config.layers, config.ffn), "assumed: 40 % of a layer's neurons make 80 %", ACTIVE_SHARE)
-            }
+            false => (
+                power_law(config.layers().len(), config.widest_ffn()),
+                "assumed: 40 % of a layer's neurons make 80 %",
+                ACTIVE_SHARE,
+            ),
         };
         return Ok(Subject { config, quant, model: None, counts, tokens: 0, counted: counted.into(), active_share });
     }
@@ -105,7 +107,7 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
     let of_neurons = matches!(args.predictor, PredictorArg::Mlp | PredictorArg::Sign);
     let named = ModelArgs { model, quant: args.quant, activation: args.activation };
     let model = if of_neurons { named.open_neurons_for_device()? } else { named.open_for_device()? };
-    let all_computed = model.config.form.experts.is_some_and(|experts| !experts.routed());
+    let all_computed = model.config.has_clusters();
     let profile = match &args.profile {
         Some(_) if all_computed => {
             let why = "--profile: every token needs all of this model's clusters, so a profile has no effect; \
@@ -115,7 +117,7 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
         Some(path) => Some((path.clone(), artifacts::profile_at(&model, path)?)),
         None => artifacts::profile(&model)?,
     };
-    let (layers, clusters) = (model.config.layers, model.config.clusters());
+    let (layers, clusters) = (model.config.layers().len(), model.config.clusters());
     let activity = match &profile {
         Some((path, profile)) if on_device => {
             if let Some(note) = artifacts::lacks_inside(&model, profile, path) {
@@ -141,7 +143,7 @@ pub(super) fn subject(args: &SubjectArgs, on_device: bool) -> Result<Subject> {
     } else {
         let (of, what) = match on_device {
             true => (model.config.movable(), cluster(&model.config)),
-            false => (clusters, model.config.form.experts.map_or("neuron", |e| e.noun())),
+            false => (clusters, model.config.parts().noun()),
         };
         eprintln!(
             "this model has no activation profile, so every {what} counts the same; make one: dynamicinfer \
@@ -180,7 +182,7 @@ const NO_NETWORK: &str =
 
 /// What is placed by itself.
 fn cluster(c: &ModelConfig) -> &'static str {
-    c.form.experts.filter(|experts| !experts.by_neuron).map_or("neuron", |experts| experts.noun())
+    if c.neurons_inside() { "neuron" } else { c.parts().noun() }
 }
 
 /// Of the neurons of experts, of which a token has the share `routed`, by the network that was trained.
@@ -217,15 +219,15 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
         Some(model) => artifacts::find(model, kind, predictor_file::open),
         None => Ok(None),
     };
-    if let Some(e) = c.form.experts {
-        let routed = e.used as f64 / e.count as f64;
-        if e.by_neuron && on_device && wanted != PredictorArg::Sign {
+    if c.is_mixture() {
+        let routed = c.used_share();
+        if c.neurons_inside() && on_device && wanted != PredictorArg::Sign {
             let trained = if wanted == PredictorArg::None { None } else { find(Kind::MlpPredictor)? };
             return inside(trained, wanted, routed);
         }
         if matches!(wanted, PredictorArg::Mlp | PredictorArg::Sign) {
-            return Err(Error::Usage(match e.routed() {
-                true if e.by_neuron && on_device => {
+            return Err(Error::Usage(match c.is_routed() {
+                true if c.neurons_inside() && on_device => {
                     "--predictor sign: a mixture packed by neuron has mlp or none".into()
                 }
                 true => "--predictor: this model is a mixture of experts, whose routers predict; leave it out".into(),
@@ -264,7 +266,7 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
             let mlp = predictor::open(file.path(), subject.model.as_ref().expect("it has a file"))?;
             // A bias alone is not sent to a device.
             let counts = |layer: &usize| !on_device || mlp.form(*layer, 0).is_some();
-            let bytes = (0..c.layers).filter(counts).map(|layer| mlp.weight_bytes(layer, 0)).sum();
+            let bytes = (0..c.layers().len()).filter(counts).map(|layer| mlp.weight_bytes(layer, 0)).sum();
             let (file_bytes, computed_share, ahead) =
                 (file.file().bytes().len() as u64, computed(&file), looks_ahead(&file));
             let (precision, counted) = (precise(&file), "as its file says");
@@ -273,7 +275,7 @@ pub(super) fn prediction(subject: &Subject, wanted: PredictorArg, on_device: boo
         (PredictorArg::Mlp, None) => Err(Error::Usage(NO_NETWORK.into())),
         (PredictorArg::None, None) => Ok(none),
         (PredictorArg::Auto | PredictorArg::Sign, None) => {
-            let bytes = (c.layers * c.ffn * sign::lines(c.hidden) * size_of::<sign::BitLine>()) as u64;
+            let bytes = (c.layers().len() * c.widest_ffn() * sign::lines(c.hidden) * size_of::<sign::BitLine>()) as u64;
             Ok(match find(Kind::SignPredictor)? {
                 Some(file) => {
                     let (file_bytes, computed_share, ahead) =

@@ -7,7 +7,7 @@ use crate::error::{Error, Result, printable};
 use crate::formats::profile_file::{AHEADS, Header, TextInfo};
 use crate::formats::sections;
 use crate::model::Model;
-use crate::model::layer::Experts;
+use crate::model::layer::FfnParts;
 use crate::open::artifacts::{self, Kind};
 use crate::profile::statistics::Spread;
 use crate::profile::{LayerStatistics, Profile, Statistics};
@@ -78,7 +78,7 @@ pub fn run(args: Args) -> Result<()> {
         false => Ok(()),
     };
     let model = args.model.open_to_observe(&has_one)?;
-    let experts = model.config.form.experts;
+    let parts = model.config.parts();
     if args.text.is_empty() {
         let found = match &args.output {
             Some(path) => Some((path.clone(), artifacts::profile_at(&model, path)?)),
@@ -87,7 +87,7 @@ pub fn run(args: Args) -> Result<()> {
         let Some((path, profile)) = found else {
             return Err(has_none(&args.model.model));
         };
-        return show(&args, &path, &profile, experts);
+        return show(&args, &path, &profile, parts);
     }
     let target = match &args.output {
         Some(path) => {
@@ -114,7 +114,7 @@ pub fn run(args: Args) -> Result<()> {
     profile.write(&target)?;
     let _ = std::fs::remove_file(partial(&target));
     eprintln!("{} written", target.display());
-    show(&args, &target, &profile, experts)
+    show(&args, &target, &profile, parts)
 }
 
 /// That a model has no profile, and what makes one.
@@ -162,11 +162,7 @@ fn count(args: &Args, model: Model, target: &Path, old: Option<&Profile>) -> Res
         let input = Input::new(&name, &text, &tokenizer, args.max_tokens.unwrap_or(usize::MAX), window)?;
         match old.and_then(|old| old.texts.iter().find(|t| t.info.checksum == sum)) {
             Some(t) if profile::lacks(t, profile::extras(&model)) => {
-                let what = if model.config.form.experts.is_some() {
-                    "neurons inside experts"
-                } else {
-                    "the inputs of matrices"
-                };
+                let what = if model.config.is_mixture() { "neurons inside experts" } else { "the inputs of matrices" };
                 eprintln!("{}: is in the profile without {what}; counted anew", printable(&name));
             }
             Some(t) if (t.info.wanted, t.info.window) == (input.info.wanted, window) => {
@@ -234,7 +230,7 @@ struct Shown<'a> {
     statistics: &'a Statistics,
 }
 
-fn show(args: &Args, path: &Path, profile: &Profile, experts: Option<Experts>) -> Result<()> {
+fn show(args: &Args, path: &Path, profile: &Profile, parts: FfnParts) -> Result<()> {
     let statistics = profile.statistics();
     if let Some(dir) = &args.plot {
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
@@ -259,7 +255,7 @@ fn show(args: &Args, path: &Path, profile: &Profile, experts: Option<Experts>) -
             "neurons with |act(gate)| above an activation threshold, made for a sparsity of {:.0} %",
             percent(share)
         ),
-        None if experts.is_some_and(|e| e.routed()) => "experts that the router has chosen".into(),
+        None if parts == FfnParts::Experts => "experts that the router has chosen".into(),
         None => "neurons with act(gate) * up not zero".into(),
     };
     let inside = statistics.inside.as_ref().map_or(String::new(), |inside| {
@@ -273,13 +269,13 @@ fn show(args: &Args, path: &Path, profile: &Profile, experts: Option<Experts>) -
         )
     });
     super::print(&format!(
-        "{}: {} tokens of {}, {} layers of {} {}; active are {what}\n{}\n{inside}",
+        "{}: {} tokens of {}, {} layers of {} {}s; active are {what}\n{}\n{inside}",
         printable(&h.model),
         statistics.tokens,
         counted(statistics.texts, "text"),
         h.layers,
         h.ffn,
-        experts.map_or("neuron", |experts| experts.noun()).to_owned() + "s",
+        parts.noun(),
         table(&statistics, h.sparsity.is_some())
     ))
 }

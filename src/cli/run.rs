@@ -36,7 +36,7 @@ pub struct Args {
     /// Most tokens to generate; -1: no limit [default: 256]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     n_predict: Option<i64>,
-    /// Context: tokens of prompt and answer together [default: the model's, at most 4096]
+    /// Context: tokens of prompt and answer together [default: the model's, less where memory is short or a GPU is used]
     #[arg(short, long = "ctx-size", value_name = "N")]
     context: Option<usize>,
     /// System message, for a model with a chat template
@@ -114,8 +114,8 @@ pub fn run(args: Args) -> Result<()> {
     let model = options.open_model(&Terminal)?;
     let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
     let tokens = prompt_tokens(&args, &tokenizer, &prompt)?;
-    check_prompt(&model, tokens.len(), options.context_of(&model))?;
     let Opened { mut engine, context, device, .. } = open::open_model(model, &options, &Terminal)?;
+    check_prompt(&engine.model, tokens.len(), context)?;
     args.trace.begin(&mut engine)?;
     let mut session = Session::new(&engine, context, args.engine.kv())?;
     let answer = generate(&args, &mut engine, device.as_ref(), &mut session, &tokenizer, &tokens, params);

@@ -4,18 +4,20 @@ use super::model_arg::Terminal;
 use super::sampling_arg;
 use super::settings_arg;
 use super::trace_arg::TraceArgs;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::formats::gguf::PartName;
 use crate::formats::machine_profile::MachineProfile;
-use crate::open::model::real;
-use crate::open::{self, EngineOptions, Listener};
-use crate::serve::{self, AtEnd, Load, Opened, PathLimits, SetBudget};
+use crate::model::ModelConfig;
+use crate::open::model::{find, real};
+use crate::open::offered;
+use crate::open::{self, EngineOptions, Listener, Packing};
+use crate::serve::{self, AtEnd, Load, Offered, Opened, PathLimits, SetBudget};
 use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Run the daemon: OpenAI's API on a Unix socket
+/// Run the daemon: the APIs of OpenAI, Anthropic and ollama
 ///
 /// Any OpenAI client can use it: curl --unix-socket $XDG_RUNTIME_DIR/dynamicinfer.sock http://localhost/v1/models. SIGTERM lets
 /// running answers end, a second one does not; SIGHUP reads the settings again. docs/serve.md is the guide.
@@ -30,12 +32,12 @@ pub struct Args {
     /// Settings file to read besides the user's and the system's
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Also listen at a TCP port of this machine: 8093, localhost:8093; clients need a bearer token
+    /// Also listen at a TCP port of this machine: 8093, localhost:8093 (with serve.lan any address); clients need a bearer token
     #[arg(long, value_name = "[ADDRESS:]PORT")]
     listen: Option<String>,
-    /// Serve a page at /ui to watch the daemon and change its budget; for a browser add --listen: the password is the token
+    /// Serve no page at / (with --listen a browser finds a chat there, and what the daemon does)
     #[arg(long)]
-    ui: bool,
+    no_ui: bool,
     /// The model's name in requests [default: its file's name]
     #[arg(long)]
     name: Option<String>,
@@ -45,6 +47,9 @@ pub struct Args {
     /// Most answers that run at once, 1 to 32
     #[arg(long, value_name = "N")]
     parallel: Option<u64>,
+    /// Keep keys and values of prompts in this directory, so that a restarted daemon goes on from them; it must be yours alone
+    #[arg(long, value_name = "DIR")]
+    prompt_cache: Option<PathBuf>,
     #[command(flatten)]
     engine: LoaderArgs,
     #[command(flatten)]
@@ -94,10 +99,11 @@ impl Flags {
         add("serve.model", "MODEL", args.model.clone());
         add("serve.socket", "--socket", path(&args.socket));
         add("serve.listen", "--listen", args.listen.clone());
-        add("serve.ui", "--ui", args.ui.then(|| "true".into()));
+        add("serve.ui", "--no-ui", args.no_ui.then(|| "false".into()));
         add("serve.name", "--name", args.name.clone());
         add("serve.queue", "--queue", number(args.queue));
         add("serve.parallel", "--parallel", number(args.parallel));
+        add("serve.prompt_cache", "--prompt-cache", path(&args.prompt_cache));
         values.extend(args.engine.flags());
         Flags { values }
     }
@@ -121,8 +127,28 @@ pub struct ModelLoader {
 }
 
 impl Load for ModelLoader {
-    fn check(&self, model: &str, settings: &Settings) -> Result<()> {
-        open::check(&self.options(model, settings)?, &Terminal)
+    fn offered(&self, settings: &Settings) -> Vec<Offered> {
+        let mut all: Vec<Offered> = settings.presets().map(|name| preset(name, settings)).collect();
+        all.extend(folder(settings).map(offered::in_folder).into_iter().flatten().map(by_path));
+        all.extend(offered::fetched().into_iter().map(by_path));
+        all
+    }
+
+    fn named(&self, name: &str, settings: &Settings) -> Result<Option<Offered>> {
+        if settings.preset(name).is_some() {
+            return Ok(Some(preset(name, settings)));
+        }
+        Ok(offered::named(name, folder(settings))?.map(by_path))
+    }
+
+    fn outline(&self, model: &str, settings: &Settings) -> Result<(ModelConfig, String)> {
+        offered::outline(Path::new(&resolved(model, settings)?.0))
+    }
+
+    fn check(&self, model: &str, settings: &Settings, may_pack: bool) -> Result<()> {
+        let (path, settings) = resolved(model, settings)?;
+        let told = if may_pack { self.told(model) } else { &Asked };
+        open::check(&self.options(model, &path, &settings)?, told)
     }
 
     fn open(&self, model: &str, settings: &Settings) -> Result<Opened> {
@@ -130,13 +156,85 @@ impl Load for ModelLoader {
     }
 }
 
+/// The folder whose models requests may name.
+fn folder(settings: &Settings) -> Option<&Path> {
+    settings.text("serve.models").map(Path::new)
+}
+
+/// A preset as requests may name it.
+fn preset(name: &str, settings: &Settings) -> Offered {
+    let path = settings.preset(name).map(|preset| preset.path.clone()).unwrap_or_default();
+    let bytes = resolved_path(&path, settings).and_then(|path| find(Path::new(&path))).ok().map(offered::bytes_of);
+    Offered {
+        name: name.into(),
+        origin: format!("[model.{name}]"),
+        source: name.into(),
+        bytes: bytes.unwrap_or(0),
+        modified: 0,
+    }
+}
+
+fn by_path(one: offered::Offered) -> Offered {
+    let (modified, source) = (one.modified(), one.path.to_string_lossy().into_owned());
+    Offered { name: one.name, origin: origin(&one.path), source, bytes: one.bytes, modified }
+}
+
+/// The path by which a model is the same, however it was named.
+fn origin(path: &Path) -> String {
+    real(path).unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
+}
+
+/// The path or name that MODEL means, and what it is opened with: that of a preset, or of a model of `serve.models`.
+fn resolved(model: &str, settings: &Settings) -> Result<(String, Settings)> {
+    Ok(match settings.preset(model) {
+        Some(preset) => (resolved_path(&preset.path, settings)?, settings.with_preset(preset)),
+        None => (resolved_path(model, settings)?, settings.clone()),
+    })
+}
+
+fn resolved_path(model: &str, settings: &Settings) -> Result<String> {
+    let Some(folder) = folder(settings).filter(|_| !Path::new(model).exists()) else { return Ok(model.to_owned()) };
+    let found = offered::in_folder(folder).into_iter().find(|one| one.name == model);
+    Ok(found.map_or_else(|| model.to_owned(), |one| one.path.to_string_lossy().into_owned()))
+}
+
+/// Gets notes of a model that was not named with the flags.
+struct Unasked;
+
+impl Listener for Unasked {
+    fn note(&self, text: &str) {
+        Terminal.note(text);
+    }
+}
+
+/// Gets notes of a model that a request named: none is packed for that.
+struct Asked;
+
+impl Listener for Asked {
+    fn note(&self, text: &str) {
+        Terminal.note(text);
+    }
+
+    fn may_pack(&self, packing: &Packing<'_>) -> Result<()> {
+        let what = packing.what;
+        Err(Error::Usage(format!(
+            "no request has a model packed ({what}); once: dynamicinfer load MODEL, or pack MODEL"
+        )))
+    }
+}
+
 impl ModelLoader {
+    /// Only the model that was named with the flags is asked about.
+    fn told(&self, model: &str) -> &'static dyn Listener {
+        if self.named.as_deref() == Some(model) { &Terminal } else { &Unasked }
+    }
+
     /// What was typed; of another model than the one that was named, what is not about that one's files.
-    fn options(&self, model: &str, settings: &Settings) -> Result<EngineOptions> {
+    fn options(&self, model: &str, path: &str, settings: &Settings) -> Result<EngineOptions> {
         let traced = self.trace.is_on();
         match self.other_than(model) {
-            None => self.args.options(model, settings, traced),
-            Some(_) => self.args.for_another_model().0.options(model, settings, traced),
+            None => self.args.options(path, settings, traced),
+            Some(_) => self.args.for_another_model().0.options(path, settings, traced),
         }
     }
 
@@ -158,11 +256,13 @@ impl ModelLoader {
                 ));
             }
         }
-        let options = self.options(model, settings)?;
-        let weights = options.open_model(&Terminal)?;
+        let (path, settings) = &resolved(model, settings)?;
+        let told = self.told(model);
+        let options = self.options(model, path, settings)?;
+        let weights = options.open_model(told)?;
         // Before the weights are read: a model without one cannot be served.
         let tokenizer = Tokenizer::new(weights.tokenizer()?, weights.path())?;
-        let open::Opened { mut engine, context, kv, device } = open::open_model(weights, &options, &Terminal)?;
+        let open::Opened { mut engine, context, kv, device } = open::open_model(weights, &options, told)?;
         let device = device.map(Arc::new);
         self.trace.begin(&mut engine)?;
         let limit = |m: &MachineProfile| PathLimits {
@@ -190,8 +290,28 @@ impl ModelLoader {
             })
         });
         let name = settings.text("serve.name").map_or_else(|| model_name(model), str::to_owned);
+        let origin = match settings.preset(model) {
+            Some(_) => format!("[model.{model}]"),
+            None => origin(&find(Path::new(path))?),
+        };
         let sampling = sampling_arg::defaults(settings)?;
-        Ok(Opened { engine, tokenizer, name, kv, context, sampling, set_budget, set_ram, limits, at_end })
+        let system = settings.text("serve.system").map(str::to_owned);
+        let prompt_bytes = options.prompt_bytes;
+        Ok(Opened {
+            engine,
+            tokenizer,
+            name,
+            origin,
+            kv,
+            context,
+            prompt_bytes,
+            sampling,
+            system,
+            set_budget,
+            set_ram,
+            limits,
+            at_end,
+        })
     }
 }
 

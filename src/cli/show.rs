@@ -5,8 +5,9 @@ use crate::formats::neuron_store::{Content, NeuronStore, Section};
 use crate::formats::predictor_file::{self, PredictorFile};
 use crate::formats::rows::Quant;
 use crate::formats::sections::{Header, SectionFile};
+use crate::model::layer::FfnParts;
 use crate::model::source::{Role, Source};
-use crate::model::{KvCache, KvType, Model, ModelConfig, NamedActivation};
+use crate::model::{Description, KvCache, KvType, Model, ModelConfig, NamedActivation};
 use crate::open::model::find;
 use crate::open::stores::{self, Stored};
 use crate::open::{ModelOptions, Quiet};
@@ -61,7 +62,9 @@ struct Shown {
     fingerprint: String,
     tokenizer: Option<&'static str>,
     chat_template: bool,
-    config: ModelConfig,
+    config: Description,
+    #[serde(skip)]
+    model: ModelConfig,
 }
 
 /// Parts that are named of a type where matrices have several: all that a model may have, shared experts, embedding and head included.
@@ -175,17 +178,17 @@ pub fn run(args: Args) -> Result<()> {
             let types = model.store().map(types_of_store).unwrap_or_default();
             let block = model.layers.iter().map(|layer| layer.ffn.cluster_bytes()).max().unwrap_or(0);
             let block_checksums = model.store().is_some_and(NeuronStore::has_block_checksums);
-            let shown =
-                describe(path, Some(store), (model.quant, block), types, bytes, fingerprint, tokenizer, model.config);
+            let both = (model.description(), model.config);
+            let shown = describe(path, Some(store), (model.quant, block), types, bytes, fingerprint, tokenizer, both);
             Shown { block_checksums, ..shown }
         }
         None => {
             let source = Source::open(&path, args.activation)?;
             let options = ModelOptions { activation: args.activation, ..ModelOptions::new(&path) };
             let in_place = options.in_place()?.is_some();
-            let routed = (0..source.config.layers).find(|&layer| source.config.movable_of(layer) > 0);
-            let (quant, block, bytes) = match source.config.form.experts {
-                Some(_) => {
+            let routed = (0..source.config.layers().len()).find(|&layer| source.config.movable_of(layer) > 0);
+            let (quant, block, bytes) = match source.config.is_mixture() {
+                true => {
                     let layer = routed.expect("a mixture has a layer with experts");
                     let of_role = |&role| Ok(source.expert(role, layer, 0)?.data.len() as u64);
                     let roles = Role::gate_and_up(source.config.ffn_kind).iter().chain(&[Role::Down]);
@@ -193,7 +196,7 @@ pub fn run(args: Args) -> Result<()> {
                     let up = source.expert(Role::Up, layer, 0)?.view.info.dtype;
                     (Quant::of_source(up), expert, source.tensor_bytes())
                 }
-                None => {
+                false => {
                     let types = Types::natural(&source)?;
                     let bytes = if in_place { source.tensor_bytes() } else { packed_bytes(&source, types)? };
                     let layer = routed.expect("some layer has an FFN");
@@ -201,8 +204,8 @@ pub fn run(args: Args) -> Result<()> {
                 }
             };
             let (fingerprint, types) = (source.fingerprint(), types_of_source(&source));
-            let shown =
-                describe(path, None, (quant, block), types, bytes, fingerprint, source.tokenizer, source.config);
+            let both = (source.described, source.config);
+            let shown = describe(path, None, (quant, block), types, bytes, fingerprint, source.tokenizer, both);
             Shown { in_place, ..shown }
         }
     };
@@ -276,7 +279,7 @@ fn describe(
     bytes: u64,
     fingerprint: String,
     tokenizer: Option<TokenizerSpec>,
-    config: ModelConfig,
+    (described, config): (Description, ModelConfig),
 ) -> Shown {
     let copies = copies(&path, store.as_deref());
     types.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
@@ -304,7 +307,8 @@ fn describe(
             ModelSpec::Bpe(_) => "byte-level BPE",
         }),
         chat_template: tokenizer.is_some_and(|t| t.chat_template.is_some()),
-        config,
+        config: described,
+        model: config,
     }
 }
 
@@ -319,38 +323,43 @@ fn checksums(shown: &Shown) -> Option<&'static str> {
 
 /// What a layer's FFN is.
 fn ffn_text(shown: &Shown) -> String {
-    let c = &shown.config;
+    let c = &shown.model;
     let sparse = if c.activation.is_sparse() { "sparse" } else { "dense" };
-    let dense = match c.layers - c.movable_layers() {
+    let dense = match c.layers().len() - c.movable_layers() {
         0 => String::new(),
         some => format!("; {some} layers have none"),
     };
-    match (c.form.experts, shown.in_place) {
-        (Some(clusters), _) if !clusters.routed() => format!(
+    match (c.parts(), shown.in_place) {
+        (FfnParts::Clusters, _) => format!(
             "{} clusters of {} neurons a layer, {}; {} a cluster, {:.0} % of the file",
-            clusters.count,
-            c.ffn,
+            c.clusters(),
+            c.widest_ffn(),
             c.activation,
             super::human_bytes(shown.neuron_block_bytes),
             100.0 * shown.ffn_share
         ),
-        (Some(experts), _) => format!(
+        (FfnParts::Experts, _) => format!(
             "{} experts of {} neurons a layer, {} for a token{}, {}; {} an expert, {:.0} % of the file{dense}",
-            experts.count,
-            c.ffn,
-            experts.used,
-            experts.shared.map_or(String::new(), |shared| format!(" and one of {} for all", shared.width)),
+            c.clusters(),
+            c.widest_ffn(),
+            c.most_used_experts(),
+            match c.most_of_experts(|experts| experts.shared.map_or(0, |shared| shared.width)) {
+                0 => String::new(),
+                width => format!(" and one of {width} for all"),
+            },
             c.activation,
             super::human_bytes(shown.neuron_block_bytes),
             100.0 * shown.ffn_share
         ),
-        (None, true) => {
-            let least = c.form.widths.iter().min().map_or(String::new(), |least| format!("{least} to "));
-            format!("{least}{} neurons a layer, {} ({sparse})", c.ffn, c.activation)
+        (FfnParts::Neurons, true) => {
+            let widths = (0..c.layers().len()).map(|layer| c.width(layer)).filter(|&width| width > 0);
+            let least = widths.min().filter(|&least| least < c.widest_ffn());
+            let least = least.map_or(String::new(), |least| format!("{least} to "));
+            format!("{least}{} neurons a layer, {} ({sparse})", c.widest_ffn(), c.activation)
         }
-        (None, false) => format!(
+        (FfnParts::Neurons, false) => format!(
             "{} neurons a layer, {} ({sparse}), {} a neuron block, {:.0} % of the file",
-            c.ffn,
+            c.widest_ffn(),
             c.activation,
             super::human_bytes(shown.neuron_block_bytes),
             100.0 * shown.ffn_share
@@ -359,7 +368,7 @@ fn ffn_text(shown: &Shown) -> String {
 }
 
 fn table(shown: &Shown) -> String {
-    let c = &shown.config;
+    let (c, described) = (&shown.model, &shown.config);
     let size = super::human_bytes(shown.bytes);
     let state = match &shown.store {
         Some(store) if *store == shown.path => format!("packed as {}, {size}", shown.quant),
@@ -371,12 +380,12 @@ fn table(shown: &Shown) -> String {
         [] => state,
         copies => format!("{state}; other packed copies: {}", printable(&copies.join(", "))),
     };
-    let window = c.window.map_or(String::new(), |w| format!(", attention window {w}"));
+    let window = described.window.map_or(String::new(), |w| format!(", attention window {w}"));
     let named = if shown.types.len() > 2 { PARTS } else { PARTS_OF_ONE };
     let of_type = |t: &TypeShown| {
         let part = |(part, &n): (&String, &usize)| match n {
-            1 if c.layers > 1 => format!("{part} of 1 layer"),
-            _ if (1..c.layers).contains(&n) => format!("{part} of {n} layers"),
+            1 if c.layers().len() > 1 => format!("{part} of 1 layer"),
+            _ if (1..c.layers().len()).contains(&n) => format!("{part} of {n} layers"),
             _ => part.clone(),
         };
         let parts = t.parts.iter().zip(&t.in_layers).take(named).map(part).collect::<Vec<_>>().join(", ");
@@ -386,9 +395,11 @@ fn table(shown: &Shown) -> String {
     };
     let types = shown.types.iter().map(of_type).collect::<Vec<_>>().join("\n");
     let other = c.mixers().find(|mixer| mixer.attention().is_none());
-    let (gated, others) = (if c.form.gated { ", gated" } else { "" }, c.layers - c.attentions().count());
+    let (gated, others) =
+        (if described.form.gated { ", gated" } else { "" }, c.layers().len() - c.attentions().count());
     let others = other.map_or(String::new(), |other| format!("; {others} layers have {} instead", other.noun()));
-    let sized = c.attentions().filter(|a| a.head_dim != c.head_dim).map(|a| a.head_dim).collect::<Vec<_>>();
+    let latent = c.attentions().find_map(|attention| attention.latent);
+    let sized = c.attentions().filter(|a| a.head_dim != described.head_dim).map(|a| a.head_dim).collect::<Vec<_>>();
     let sized = sized.first().map_or(String::new(), |dim| format!("; {} layers have heads of {dim}", sized.len()));
     let rows: [(&str, String); 13] = [
         ("model", printable(&c.name)),
@@ -397,12 +408,17 @@ fn table(shown: &Shown) -> String {
         ("state", state),
         ("types", format!("{:.2} bits a weight\n{types}", shown.bits_per_weight)),
         ("parameters", format!("{:.3} B", shown.parameters as f64 / 1e9)),
-        ("layers", format!("{} of hidden size {}", c.layers, c.hidden)),
+        ("layers", format!("{} of hidden size {}", c.layers().len(), c.hidden)),
         (
             "attention",
             format!(
-                "{} heads of {}, {} key/value heads{gated}{window}{sized}{others}",
-                c.heads, c.head_dim, c.kv_heads
+                "{} heads of {}, {}{gated}{window}{sized}{others}",
+                described.heads,
+                latent.map_or(described.head_dim, |latent| latent.query()),
+                latent.map_or(format!("{} key/value heads", described.kv_heads), |latent| format!(
+                    "one latent of {}",
+                    latent.rank
+                )),
             ),
         ),
         ("FFN", ffn_text(shown)),

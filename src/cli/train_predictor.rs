@@ -111,15 +111,15 @@ impl TextArgs {
         if !(recall > 0.0 && recall < 1.0) {
             return Err(Error::Usage(format!("--recall {recall}: give a share between 0 and 1")));
         }
-        let mixture = model.config.form.experts.is_some();
+        let mixture = model.config.is_mixture();
         if mixture && self.ahead != AHEAD && self.ahead != [0] {
             let why = "--ahead: neurons of experts are predicted from their own layer's residual; leave it out";
             return Err(Error::Usage(why.into()));
         }
         // Defaults need no note.
-        let far = self.ahead.iter().find(|&&k| !mixture && k >= model.config.layers && !AHEAD.contains(&k));
+        let far = self.ahead.iter().find(|&&k| !mixture && k >= model.config.layers().len() && !AHEAD.contains(&k));
         if let Some(far) = far {
-            eprintln!("note: the model has {} layers, so none is {far} layers ahead", model.config.layers);
+            eprintln!("note: the model has {} layers, so none is {far} layers ahead", model.config.layers().len());
         }
         let tokenizer = Tokenizer::new(model.tokenizer()?, model.path())?;
         let mut texts = JoinedTexts::default();
@@ -152,7 +152,7 @@ impl TextArgs {
 /// |act(gate)| per layer above which a neuron is active: zeros for ReLU, else what leaves out the share `sparsity` of the
 /// activations that the model's profile saw.
 fn activation_thresholds(model: &Model, sparsity: Option<f64>) -> Result<Vec<f32>> {
-    let layers = model.config.layers;
+    let layers = model.config.layers().len();
     if model.config.activation.is_sparse() {
         return match sparsity {
             None => Ok(vec![0.0; layers]),

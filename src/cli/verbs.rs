@@ -29,7 +29,7 @@ pub(super) struct Args {
 pub(super) const EXAMPLES: &str = "\
 Examples:
   dynamicinfer run demo \"Once upon a time\"     a story from the built-in model
-  dynamicinfer serve demo                      OpenAI's API on a Unix socket
+  dynamicinfer serve demo                      OpenAI's API and others on a Unix socket
   dynamicinfer chat demo                       talk to a model
   echo \"Summarise: ...\" | dynamicinfer run M   the prompt from a pipe
   dynamicinfer bench demo -p 128 -n 64         tokens per second

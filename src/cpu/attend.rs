@@ -1,6 +1,6 @@
 //! Attention of a few queries, or of many, over one head's keys and values.
 
-use super::floats::Room;
+use super::floats::{DEPTH, Room};
 use super::{Columns, FloatPanels, Kernels, MAX_AXPY_ROWS, Rows};
 use crate::exp::exp;
 use crate::formats::rows::Quant;
@@ -20,8 +20,10 @@ pub struct Head<'a> {
     pub quant: Quant,
     /// `[positions, dim]`
     pub keys: &'a [u8],
-    /// `[positions, dim]`
+    /// `[positions, dim]`; they may be the keys.
     pub values: &'a [u8],
+    /// How many numbers of a value, the first ones, are mixed: `dim`, or fewer where the keys have more.
+    pub mixed: usize,
     /// A score of each query head that shares them, which takes part in the softmax of its queries and brings no value; query `b` is of head
     /// `b` modulo their number. Empty where there are none.
     pub sinks: &'a [f32],
@@ -37,7 +39,7 @@ pub struct AttendScratch {
     scores: Vec<f32>,
     /// The scores of a few positions, position by position: `[up to MAX_AXPY_ROWS, n]`.
     weights: Vec<f32>,
-    /// `[n, dim]`
+    /// `[n, numbers of a value that are mixed]`
     mixed: Vec<f32>,
     /// Decoded keys or values of a few positions: `[up to DECODED, dim]`.
     decoded: Vec<f32>,
@@ -80,7 +82,7 @@ impl AttendScratch {
         &mut self.queries
     }
 
-    /// For each query the weighted sum of the values at the positions that it sees, `[n, dim]`. The weights are the softmax of its
+    /// For each query the weighted sum of the values at the positions that it sees, `[n, head.mixed]`. The weights are the softmax of its
     /// products with the keys divided by the square root of `dim`, and of its head's sink. Query `b` sees the positions `sees(b)` of `head`; keys and values
     /// that no query sees may be anything finite.
     pub fn attend(
@@ -109,7 +111,7 @@ impl AttendScratch {
         }
         weigh(scores, positions, dim, head.sinks, sees);
         mixed.clear();
-        mixed.resize(n * dim, 0.0);
+        mixed.resize(n * head.mixed, 0.0);
         let add = kernels.axpy(quant);
         for start in (0..positions).step_by(together.max(1)) {
             let range = start..positions.min(start + together);
@@ -125,8 +127,8 @@ impl AttendScratch {
                     (0..count).for_each(|r| weights.extend((0..n).map(|b| scores[b * positions + first + r])));
                     &weights[..]
                 };
-                // SAFETY: each value has `dim` numbers, as has each query's part of `mixed`.
-                unsafe { add(&rows[..count], MAX_AXPY_ROWS * stride, weights, dim, mixed) };
+                // SAFETY: each value has `dim` numbers, and each query's part of `mixed` as many as are mixed.
+                unsafe { add(&rows[..count], MAX_AXPY_ROWS * stride, weights, head.mixed, mixed) };
             }
         }
         mixed
@@ -155,12 +157,18 @@ impl AttendScratch {
         }
         weigh(scores, positions, dim, head.sinks, sees);
         score_panels.set(None, &kernels.tiles, &scores[..n * positions], n);
+        // A part of a row that ends elsewhere cannot be decoded by itself.
+        let wide = if head.mixed.is_multiple_of(DEPTH) { head.mixed } else { dim };
         mixed.clear();
-        mixed.resize(n * dim, 0.0);
+        mixed.resize(n * wide, 0.0);
         let row = |position: usize| &head.values[position * stride..(position + 1) * stride];
         // SAFETY: each query has its own part of `mixed`; the kernels are for this machine.
         unsafe {
-            kernels.tiles.across(head.quant, row, dim, 0..dim, score_panels, room, mixed.as_mut_ptr(), dim);
+            kernels.tiles.across(head.quant, row, dim, 0..wide, score_panels, room, mixed.as_mut_ptr(), wide);
+        }
+        if wide > head.mixed {
+            (1..n).for_each(|b| mixed.copy_within(b * wide..b * wide + head.mixed, b * head.mixed));
+            mixed.truncate(n * head.mixed);
         }
         mixed
     }

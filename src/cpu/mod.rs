@@ -82,6 +82,9 @@ use std::ops::Range;
 /// and runs by tiles (`engine/ffn/`).
 pub const MAX_COLUMNS: usize = 32;
 
+/// So few columns each have the bits that they have alone, with AVX-512 and weights of whole matrices that are quantised.
+pub const FEW_COLUMNS: usize = 7;
+
 /// `y[b * stride + r] = row r · x[b]`, for `count` rows and each column b.
 ///
 /// # Safety

@@ -1,6 +1,7 @@
 //! The tokens of a pass: their sequences and positions, and the activations computed for them.
 
 use super::ffn::{ExpertBuffers, FfnBuffers, Tile};
+use super::latent::LatentRoom;
 use super::linear_attention::LinearRoom;
 use super::positions::TokenPosition;
 use super::routing::Routes;
@@ -93,6 +94,8 @@ pub(super) struct Buffers {
     pub attend: Vec<AttendScratch>,
     /// Working memory of linear attention.
     pub linear_room: LinearRoom,
+    /// Working memory of attention over latents.
+    pub latent_room: LatentRoom,
     /// Working memory of embeddings for each layer.
     pub layer_inputs: LayerInputRoom,
     /// Cosine and sine of a token's rotation, `[head_dim / 2]`.

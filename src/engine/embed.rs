@@ -3,7 +3,6 @@
 use super::attention::queries;
 use super::forward::Pass;
 use super::per_layer::make_layer_inputs;
-use crate::model::config::Positions;
 use crate::ops::linear::read_row;
 use crate::ops::math;
 
@@ -26,7 +25,7 @@ pub(super) fn embed(pass: &mut Pass<'_, '_>) {
         if c.embedding_scale != 1.0 {
             x.iter_mut().for_each(|x| *x *= c.embedding_scale);
         }
-        if let (Some(table), Positions::Learned { offset }) = (&model.positions, &c.positions) {
+        if let (Some(table), Some(offset)) = (&model.positions, c.learned_positions) {
             read_row(table, at.position + offset, &mut b.projected[..h]);
             math::add(x, &b.projected[..h]);
         }

@@ -161,7 +161,7 @@ fn perform(executor: &mut dyn Executor, pass: &mut Pass<'_, '_>, step: Step) {
     let c = &pass.model.config;
     match step.phase {
         // A model of neurons has layers without any, which a selection may look ahead from.
-        Phase::Copied | Phase::Ffn if c.form.experts.is_none() && !c.has_ffn(l) => {}
+        Phase::Copied | Phase::Ffn if c.experts(l).is_none() && !c.has_ffn(l) => {}
         Phase::Begin => executor.begin(pass),
         Phase::BeginLayer => executor.begin_layer(pass, l),
         Phase::Project => executor.project(pass, l),

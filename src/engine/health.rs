@@ -1,7 +1,7 @@
 //! Whether an engine's results can be used: the files that it reads are unchanged, and its device works.
 
 use super::state::Engine;
-use crate::error::Error;
+use crate::error::{Error, printable};
 use crate::formats::{FileState, MappedFile};
 use crate::host_cache::{ReadFault, Unread};
 use crate::model::Model;
@@ -26,13 +26,13 @@ impl Failure {
         !matches!(self, Failure::File(_) | Failure::Pass(_))
     }
 
-    /// The failure of mapped files: that one of them has changed. `None` if none has.
+    /// The failure of mapped files: that one of them has changed. `None` if none has. Clients read it: it names the file without its folder.
     pub fn of_files(files: &[MappedFile]) -> Option<Failure> {
         files.iter().find_map(|file| match file.state() {
             FileState::Changed(what) => Some(Failure::File(format!(
                 "{}: {what}, while it was served; its answers would be wrong, so there are none. Write the model to another name, \
                  rename it into place and load it again: dynamicinfer load MODEL",
-                file.path.display()
+                printable(&file.path.file_name().unwrap_or_default().to_string_lossy())
             ))),
             FileState::Same | FileState::Replaced | FileState::Removed => None,
         })
@@ -54,11 +54,7 @@ pub fn unread(model: &Model, fault: &ReadFault) -> Error {
     let (file, offset) = fault.place();
     let field = match fault.why {
         Unread::Damaged { layer, cluster } | Unread::NotFinite { layer, cluster } => {
-            let what = match model.config.form.experts {
-                Some(experts) if experts.routed() => "expert",
-                Some(_) => "cluster",
-                None => "neuron",
-            };
+            let what = model.config.parts().noun();
             format!("layer {layer}, {what} {cluster}")
         }
         Unread::System(_) | Unread::Cut => String::new(),
@@ -98,7 +94,7 @@ impl Engine {
             return Some(Failure::Device(fault.0.clone()));
         }
         if let Some(error) = self.unread().or_else(|| self.not_finite()) {
-            return Some(Failure::of_files(&self.files()).unwrap_or_else(|| Failure::Pass(error.to_string())));
+            return Some(Failure::of_files(&self.files()).unwrap_or_else(|| Failure::Pass(error.without_folder())));
         }
         let whole = self.model.files().iter().chain(self.sparsity().files()).all(MappedFile::is_whole);
         if whole { None } else { Failure::of_files(&self.files()) }

@@ -52,7 +52,8 @@ impl Host<'_> {
     /// Adds what the FFN makes of the residual to `buffers.x`.
     fn add_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) {
         if let FfnWeights::Experts(weights) = &pass.model.layers[l].ffn {
-            pass.probe.show_experts(pass.buffers, l, pass.model.config.form.experts.expect("a mixture"));
+            let c = &pass.model.config;
+            pass.probe.show_experts(c, pass.buffers, l, c.experts(l).expect("a mixture"));
             begin_output(pass.buffers, &pass.model.layers[l]);
             return add_experts(pass, l, weights);
         }
@@ -89,7 +90,7 @@ impl Host<'_> {
             && !self.embeds
             && let Some(migrator) = self.split.as_mut().and_then(|split| split.migrator.as_mut())
         {
-            b.ffn.counts(c, Neurons::All(c.ffn), n, activation_threshold, &mut b.counts);
+            b.ffn.counts(c, Neurons::All(c.width(l)), n, activation_threshold, &mut b.counts);
             let first = b.positions[0];
             migrator.prompt(l, first.position, n, pass.caches[first.sequence].id(), &b.counts);
         }
@@ -103,7 +104,7 @@ impl Executor for Host<'_> {
 
     fn begin_layer(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         self.note(pass.probe.report, Note::Layer(l));
-        if let Some(experts) = pass.model.config.form.experts
+        if let Some(experts) = pass.model.config.experts(l)
             && experts.reads == RouterInput::Layer
         {
             route(pass, l, experts);
@@ -129,13 +130,26 @@ impl Executor for Host<'_> {
     fn attention(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let Pass { model, pool, kernels, buffers: b, caches, probe, .. } = pass;
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
-        let Buffers { qkv, attended, positions, cos_sin, attend, linear_room, normed, columns, ffn, projected, .. } =
-            &mut **b;
+        let Buffers {
+            qkv,
+            attended,
+            positions,
+            cos_sin,
+            attend,
+            linear_room,
+            latent_room,
+            normed,
+            columns,
+            ffn,
+            projected,
+            ..
+        } = &mut **b;
         let (qkv, attended) = (&mut qkv[..n * c.mixer(l).rows()], &mut attended[..n * c.mixer(l).cols()]);
         if let Some(a) = c.attention(l) {
             rotate_and_put((c, a), layer, caches, l, positions, qkv, cos_sin);
         }
-        mix((pool, kernels), (c, layer, l), caches, positions, qkv, Room { attend, linear: linear_room }, attended);
+        let room = Room { attend, linear: linear_room, latent: latent_room };
+        mix((pool, kernels), (c, layer, l), caches, positions, qkv, room, attended);
         if let Some(observer) = &mut probe.observer {
             observer.attention(&SeenAttention { layer: l, input: normed, attended });
         }
@@ -147,7 +161,7 @@ impl Executor for Host<'_> {
     }
 
     fn select(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Wanted {
-        if let Some(experts) = pass.model.config.form.experts {
+        if let Some(experts) = pass.model.config.experts(l) {
             norm_ffn_input(pass, l);
             if experts.reads != RouterInput::Layer {
                 route(pass, l, experts);
@@ -331,8 +345,8 @@ fn add_active(pass: &mut Pass<'_, '_>, l: usize) {
     let mut compute = Compute { pool, kernels, config: c, tiles };
     // An observer has had them computed.
     if probe.observer.is_none() {
-        true_gates.resize(n * c.ffn, 0.0);
-        activations.resize(n * c.ffn, 0.0);
+        true_gates.resize(n * c.width(l), 0.0);
+        activations.resize(n * c.width(l), 0.0);
         ffn::activations(compute.again(), layer, columns, true_gates, activations);
     }
     let least = sparsity.activation_threshold(l);
@@ -363,7 +377,7 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> WillCompute {
         Wanted::Selected => return WillCompute::Selection,
         Wanted::All | Wanted::Experts => return WillCompute::All,
     }
-    b.gates.resize(n * c.ffn, 0.0);
+    b.gates.resize(n * c.width(l), 0.0);
     match cached {
         Some(cached) => {
             let compute = Compute { pool, kernels, config: c, tiles: &mut [] };
@@ -374,7 +388,7 @@ fn ffn_input(pass: &mut Pass<'_, '_>, l: usize, wanted: Wanted) -> WillCompute {
     if probe.observer.is_none() {
         return WillCompute::All;
     }
-    b.predicted.selections.resize_with(c.layers, Selection::default);
-    b.predicted.selections[l].fired(c, &b.gates, n, sparsity.activation_threshold(l));
+    b.predicted.selections.resize_with(c.layers().len(), Selection::default);
+    b.predicted.selections[l].fired(c, &b.gates, (n, c.width(l)), sparsity.activation_threshold(l));
     WillCompute::Selection
 }

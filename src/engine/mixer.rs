@@ -1,7 +1,8 @@
 //! What a layer reads other positions with, on the host, once the projections of its input are there.
 
-use super::attention::{self, attention};
+use super::attention::{self, Queries, attention};
 use super::convolution::convolve;
+use super::latent::{LatentRoom, latent_attention};
 use super::linear_attention::{LinearRoom, Net, linear_attention};
 use super::positions::{TokenPosition, runs};
 use crate::cpu::attend::AttendScratch;
@@ -17,10 +18,11 @@ pub(super) struct Room<'a> {
     /// Of attention, one per thread.
     pub attend: &'a mut [AttendScratch],
     pub linear: &'a mut LinearRoom,
+    pub latent: &'a mut LatentRoom,
 }
 
 /// out[t] = what the output matrix of layer `l` reads for token t, `[n, cols]`. `projected` is `[n, rows]`; of attention its queries and keys are
-/// rotated, and its keys and values are in the caches. The tokens of a sequence follow each other.
+/// rotated, those made of latents excepted, and its keys and values are in the caches. The tokens of a sequence follow each other.
 pub(super) fn mix(
     (pool, kernels): (&mut ThreadPool, &Kernels),
     (c, layer, l): (&ModelConfig, &Layer, usize),
@@ -31,8 +33,13 @@ pub(super) fn mix(
     out: &mut [f32],
 ) {
     match c.mixer(l) {
+        Mixer::Attention(a) if let Some(latent) = a.latent => {
+            let room = (room.attend, room.latent);
+            latent_attention((pool, kernels), (c, layer, l), (a, latent), caches, positions, projected, room, out);
+        }
         Mixer::Attention(a) => {
-            attention((pool, kernels), a, layer, caches, l, positions, projected, room.attend, out);
+            let queries = Queries { numbers: projected, stride: a.qkv_dim() };
+            attention((pool, kernels), a, layer, caches, l, positions, queries, room.attend, out);
             if a.gated {
                 apply_gate(pool, a, projected, out);
             }
@@ -49,7 +56,7 @@ pub(super) fn mix(
 }
 
 /// Multiplies what the heads have made by the sigmoid of the gate, which stands behind the queries.
-fn apply_gate(pool: &mut ThreadPool, a: Attention<'_>, projected: &[f32], out: &mut [f32]) {
+fn apply_gate(pool: &mut ThreadPool, a: Attention, projected: &[f32], out: &mut [f32]) {
     let (q_dim, rows) = (a.q_dim(), a.qkv_dim());
     let (n, out) = (out.len() / q_dim, Parts::new(out));
     pool.run(n, |_, t| {
@@ -62,7 +69,7 @@ fn apply_gate(pool: &mut ThreadPool, a: Attention<'_>, projected: &[f32], out: &
 
 /// Bytes that the mixer of layer `l` reads for these tokens beside its matrices, and its multiplications and additions where they are many, each
 /// counted: what a clock that is made of rates takes for it.
-pub(super) fn work(mixer: Mixer<'_>, positions: &[TokenPosition]) -> (u64, u64) {
+pub(super) fn work(mixer: Mixer, positions: &[TokenPosition]) -> (u64, u64) {
     let (n, state) = (positions.len(), runs(positions).count() * 2 * size_of::<f32>() * mixer.kept());
     let (bytes, each) = match mixer {
         Mixer::Attention(a) => return attention::work(&a, positions),

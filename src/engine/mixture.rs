@@ -11,7 +11,7 @@ use crate::predictor::Tools;
 
 /// The mixture that layer `l` is.
 pub(super) fn mixture<'a>(pass: &Pass<'a, '_>, l: usize) -> (Experts, &'a ExpertWeights) {
-    match (pass.model.config.form.experts, &pass.model.layers[l].ffn) {
+    match (pass.model.config.experts(l), &pass.model.layers[l].ffn) {
         (Some(experts), FfnWeights::Experts(weights)) => (experts, weights),
         _ => unreachable!("every layer of a mixture is one, of no experts perhaps"),
     }
@@ -41,7 +41,7 @@ pub(super) fn route(pass: &mut Pass<'_, '_>, l: usize, experts: Experts) {
             let biases = [weights.router_bias(), &weights.selection_bias, &weights.scales];
             routes.route(pool, kernels, experts, router, biases, columns);
         }
-        None if weights.experts.is_empty() => routes.take_none(experts, n),
+        None if weights.experts.is_empty() => routes.take_none(),
         None => routes.take_all(experts, n),
     }
 }

@@ -9,6 +9,7 @@ mod forward;
 mod health;
 mod host;
 pub mod inputs;
+mod latent;
 mod linear_attention;
 mod mixer;
 mod mixture;

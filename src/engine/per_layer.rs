@@ -14,10 +14,10 @@ pub(super) fn make_layer_inputs(pass: &mut Pass<'_, '_>) {
     let Buffers { layer_inputs: LayerInputRoom { inputs, row, gates }, x, columns, tokens, .. } = &mut **b;
     inputs.resize(n * all, 0.0);
     row.resize(all, 0.0);
-    gates.resize(n * c.form.per_layer, 0.0);
+    gates.resize(n * c.per_layer, 0.0);
     linear(pool, kernels, &of.projection, x, n, columns, inputs);
     each(pool, n, inputs, |_, inputs| {
-        for of_layer in inputs.chunks_exact_mut(c.form.per_layer) {
+        for of_layer in inputs.chunks_exact_mut(c.per_layer) {
             of_layer.iter_mut().for_each(|number| *number *= of.projection_scale);
             math::norm_in_place(c.norm, &of.norm, of_layer);
         }
@@ -32,10 +32,10 @@ pub(super) fn make_layer_inputs(pass: &mut Pass<'_, '_>) {
 pub(super) fn add_layer_input(pass: &mut Pass<'_, '_>, l: usize) {
     let Pass { model, pool, kernels, buffers: b, .. } = pass;
     let Some(of) = &model.layers[l].per_layer else { return };
-    let (c, n, h, count) = (&model.config, b.positions.len(), model.config.hidden, model.config.form.per_layer);
+    let (c, n, h, count) = (&model.config, b.positions.len(), model.config.hidden, model.config.per_layer);
     let Buffers { layer_inputs: LayerInputRoom { inputs, gates, .. }, x, columns, projected, normed, .. } = &mut **b;
     linear(pool, kernels, &of.gate, x, n, columns, gates);
-    let own = |t: usize| &inputs[(t * c.layers + l) * count..][..count];
+    let own = |t: usize| &inputs[(t * c.layers().len() + l) * count..][..count];
     each(pool, n, gates, |t, gates| {
         gates.iter_mut().zip(own(t)).for_each(|(gate, own)| *gate = c.activation.apply(*gate) * own);
     });

@@ -6,7 +6,7 @@ use super::observer::{Observer, Seen, SeenExperts};
 use super::report::Report;
 use crate::clock;
 use crate::device::timeline::Stage;
-use crate::model::config::Ffn;
+use crate::model::config::{Ffn, ModelConfig};
 use crate::model::layer::Experts;
 use crate::model::weights::Layer;
 
@@ -60,7 +60,7 @@ impl Probe<'_, '_> {
             None => ffn::activations(compute, layer, &b.columns, gates, activations),
         }
         for numbers in [&mut b.true_gates, &mut b.activations] {
-            widen(numbers, (n, width), c.ffn);
+            widen(numbers, (n, width), c.widest_ffn());
         }
         let (gates, activations) = (&b.true_gates, &b.activations);
         let selection = (will_compute == WillCompute::Selection).then(|| &b.predicted.selections[l]);
@@ -71,10 +71,13 @@ impl Probe<'_, '_> {
 
     /// Shows the observer which experts were chosen in layer `l`: a cluster of a mixture is an expert, its gate the router's product and
     /// its activation the expert's weight.
-    pub fn show_experts(&mut self, b: &mut Buffers, l: usize, experts: Experts) {
+    pub fn show_experts(&mut self, c: &ModelConfig, b: &mut Buffers, l: usize, experts: Experts) {
         let Some(observer) = &mut self.observer else { return };
         let (first, n) = (b.positions[0].position, b.positions.len());
         b.routes.weights(experts, &mut b.activations);
+        for numbers in [&mut b.routes.products, &mut b.activations] {
+            widen(numbers, (n, experts.count), c.clusters());
+        }
         let (residual, input, gates, activations) =
             (&b.x[..], &b.normed[..], &b.routes.products[..], &b.activations[..]);
         observer.layer(&Seen {

@@ -58,19 +58,19 @@ impl Report {
         selection: Option<&Selection>,
         read: Counts,
     ) {
-        self.computed.resize(config.layers, 0);
+        self.computed.resize(config.layers().len(), 0);
         self.computed[l] += match (wanted, selection) {
             (Wanted::All, _) => (config.width(l) * n) as u64,
             (_, Some(selection)) => selection.pairs(),
             (_, None) => read.active,
         };
-        let gates = if wanted == Wanted::Gates { (config.ffn * layer.block().gate_or_up().bytes) as u64 } else { 0 };
+        let gates = if wanted == Wanted::Gates { (layer.width * layer.block().gate_or_up().bytes) as u64 } else { 0 };
         self.ffn_bytes += gates + read.bytes(&layer.ffn);
     }
 
     /// Adds the experts that were computed in layer `l`, for so many pairs of expert and token, and what was read for them.
     pub fn add_experts(&mut self, l: usize, config: &ModelConfig, pairs: usize, read: ExpertsRead) {
-        self.computed.resize(config.layers, 0);
+        self.computed.resize(config.layers().len(), 0);
         self.computed[l] += pairs as u64;
         self.ffn_bytes += read.bytes;
         self.inside = (self.inside.0 + read.neurons, self.inside.1 + read.of);

@@ -71,11 +71,10 @@ impl Routes {
         self.choose(experts, &[], &[]);
     }
 
-    /// None for any of n tokens, where there are none to choose from in a layer of a mixture of `experts`.
-    pub fn take_none(&mut self, experts: Experts, n: usize) {
+    /// None for any token, where there are none to choose from.
+    pub fn take_none(&mut self) {
         let Routes { products, groups, tokens, chosen, .. } = self;
         products.clear();
-        products.resize(n * experts.count, 0.0);
         groups.clear();
         tokens.clear();
         chosen.clear();

@@ -56,6 +56,10 @@ impl Session {
             self.tokens.extend(rest);
             engine.forward(&mut self.kv, rest, Logits::Last);
         }
+        // The text can be cut back to here; not to each of single tokens.
+        if tokens.len() > 1 {
+            self.kv.checkpoint();
+        }
         step(tokens.len())?;
         engine.answer()
     }

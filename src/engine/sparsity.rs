@@ -328,7 +328,14 @@ impl Sparsity {
             if here + ahead != layer || scored {
                 continue;
             }
-            predictor.score(tools, layer, *ahead, residual, n, predicted.scores_mut(layer, n * tools.model.config.ffn));
+            predictor.score(
+                tools,
+                layer,
+                *ahead,
+                residual,
+                n,
+                predicted.scores_mut(layer, n * tools.model.config.widest_ffn()),
+            );
             let Predicted { scores, selections } = &mut *predicted;
             let scores = &scores[layer % scores.len()];
             match (cache, min_scores.shared()) {
@@ -389,7 +396,7 @@ impl Foresight {
             return;
         }
         let Some(table) = self.predictor.calibration(layer, self.ahead) else { return };
-        self.scores.resize(n * tools.model.config.ffn, 0.0);
+        self.scores.resize(n * tools.model.config.widest_ffn(), 0.0);
         self.predictor.score(tools, layer, self.ahead, residual, n, &mut self.scores);
         let least = table.score_at(*threshold);
         self.selection.reaching(&self.scores, n, |_| least);
@@ -401,7 +408,7 @@ impl Foresight {
     pub fn look_at_experts(&mut self, tools: &mut Tools<'_>, here: usize, (residual, n): (&[f32], usize)) {
         let (layer, config) = (here + self.ahead, &tools.model.config);
         self.layer = None;
-        if layer >= config.layers || n > crate::cpu::MAX_COLUMNS {
+        if layer >= config.layers().len() || n > crate::cpu::MAX_COLUMNS {
             return;
         }
         self.scores.resize(n * config.clusters(), 0.0);

@@ -62,8 +62,8 @@ impl Engine {
     pub fn new(model: Model, threads: usize, kernels: Kernels) -> Engine {
         let pool = ThreadPool::new(threads);
         let buffers = Buffers::new(pool.threads());
-        let sparsity = Sparsity::dense(model.config.layers);
-        let chunk = if model.config.form.experts.is_some_and(|experts| experts.routed()) { MAX_CHUNK } else { CHUNK };
+        let sparsity = Sparsity::dense(model.config.layers().len());
+        let chunk = if model.config.is_routed() { MAX_CHUNK } else { CHUNK };
         let (model, report) = (Arc::new(model), Report::default());
         Engine {
             model,
@@ -134,7 +134,7 @@ impl Engine {
 
     /// Looks at the inputs of products from now on.
     pub fn look_at_inputs(&mut self) {
-        let layers = self.model.config.layers;
+        let layers = self.model.config.layers().len();
         self.buffers.ffn.inputs.seen = (0..layers).map(|_| OfLayer::default()).collect();
     }
 
@@ -173,8 +173,7 @@ impl Engine {
             None => self.sparsity.wanted(l) != Wanted::All,
         };
         let layers = &self.model.layers;
-        self.model.config.form.experts.is_none()
-            && (0..layers.len()).all(|l| layers[l].down_bias.is_empty() && !of_host(l))
+        !self.model.config.is_mixture() && (0..layers.len()).all(|l| layers[l].down_bias.is_empty() && !of_host(l))
     }
 
     /// The same, to change thresholds while it runs.
@@ -306,7 +305,7 @@ impl Engine {
 
     /// Keeps a trace from now on. With a device it is the device that keeps it: [`crate::device::Traced`].
     pub fn keep_timeline(&mut self) {
-        self.timeline = Some(Box::new(Timeline::new(self.model.config.layers, MAX_COLUMNS)));
+        self.timeline = Some(Box::new(Timeline::new(self.model.config.layers().len(), MAX_COLUMNS)));
     }
 
     /// The trace kept since [`Engine::keep_timeline`]; `None` if none is kept.

@@ -39,8 +39,8 @@ pub struct Shares {
 impl Audit {
     /// Nothing counted yet. `activation_thresholds` are the layers' activation thresholds, `[layers]`: 0 for ReLU models.
     pub fn new(config: &ModelConfig, activation_thresholds: Vec<f32>) -> Audit {
-        assert_eq!(activation_thresholds.len(), config.layers);
-        let layers = vec![Tally::default(); config.layers];
+        assert_eq!(activation_thresholds.len(), config.layers().len());
+        let layers = vec![Tally::default(); config.layers().len()];
         Audit { layers, config: config.clone(), activation_thresholds, inside: false }
     }
 
@@ -94,7 +94,7 @@ impl Observer for Audit {
         match seen.selection {
             None => {
                 // Of a mixture only those experts are computed that the router has chosen.
-                let some = seen.only_active || self.config.form.experts.is_some();
+                let some = seen.only_active || self.config.is_mixture();
                 tally.computed += if some { actives } else { all as u64 };
                 tally.hit += actives;
             }

@@ -11,6 +11,7 @@ use crate::formats::MappedFile;
 use crate::interrupt;
 use crate::machine::measure::{READ_BYTES, ReadBandwidth, ReadBuffer, peak_gops, read_bandwidth};
 use crate::model::config::Ffn;
+use crate::model::layer::FfnParts;
 use crate::model::{FfnWeights, KvCache, KvType, Matrix};
 use crate::predictor::Kind;
 use crate::prng::Prng;
@@ -333,8 +334,8 @@ fn multiplied(engine: &Engine, tokens: usize) -> (f64, Unit) {
     };
     for layer in &model.layers {
         let matrix = |matrix: &Matrix| (matrix.quant, matrix.rows * matrix.cols);
-        layer.qkv.parts().iter().chain([&layer.o]).map(matrix).for_each(|(quant, weights)| add(quant, weights));
-        let (ffn, hidden) = (model.config.ffn, model.config.hidden);
+        layer.mixer_matrices().map(matrix).for_each(|(quant, weights)| add(quant, weights));
+        let (ffn, hidden) = (layer.width, model.config.hidden);
         match &layer.ffn {
             FfnWeights::Neurons(neurons) => {
                 let (block, gated) = (&neurons.layout, model.config.ffn_kind != Ffn::Plain);
@@ -345,7 +346,7 @@ fn multiplied(engine: &Engine, tokens: usize) -> (f64, Unit) {
                 weights.input.parts().iter().chain([&weights.down]).map(matrix).for_each(|(quant, n)| add(quant, n));
             }
             FfnWeights::Experts(weights) => {
-                let used = model.config.form.experts.map_or(0, |experts| experts.used);
+                let used = model.config.most_used_experts();
                 let parts = weights.experts.first().into_iter().flat_map(|expert| expert.parts()).map(matrix);
                 parts.into_iter().for_each(|(quant, n)| add(quant, used * n));
                 let shared = weights.shared.iter().flat_map(|shared| shared.ffn.parts()).map(matrix);
@@ -542,14 +543,14 @@ fn row(
         token_ms_p95: at(0.95),
         token_ms_p99: at(0.99),
         bytes_per_token: decode.then_some(bytes),
-        predictor: match model.config.form.experts {
+        predictor: match model.config.parts() {
             // Of experts that are packed by neuron the gates choose where no network does.
-            Some(_) if decode && model.config.neurons_inside() => match engine.sparsity().is_dense() {
+            FfnParts::Experts if decode && model.config.neurons_inside() => match engine.sparsity().is_dense() {
                 true => Kind::Exact.name().into(),
                 false => engine.sparsity().name(),
             },
-            Some(experts) if experts.routed() => Kind::Router.name().into(),
-            None if decode => engine.sparsity().name(),
+            FfnParts::Experts => Kind::Router.name().into(),
+            FfnParts::Neurons if decode => engine.sparsity().name(),
             _ => Kind::Dense.name().into(),
         },
         computed_share: decode.then(|| report.computed_share(&model.config)),

@@ -29,7 +29,7 @@ fn gate_chunks(engine: &mut Engine, yes: bool) {
     if engine.split.is_some() || engine.cached.is_some() {
         return;
     }
-    let layers = engine.model.config.layers;
+    let layers = engine.model.config.layers().len();
     let mut sparsity = engine.set_sparsity(Sparsity::dense(layers));
     sparsity.set_gates_chunks(yes);
     engine.set_sparsity(sparsity);
@@ -194,7 +194,7 @@ impl Beside {
     /// Runs `tokens` densely and sparsely; the engine then has the sparse run's logits. `after` begins with the token after the first.
     fn forward(&mut self, engine: &mut Engine, session: &mut Session, tokens: &[u32], after: &[u32]) -> Result<()> {
         let c = &engine.model.config;
-        let (vocab, layers) = (c.vocab, c.layers);
+        let (vocab, layers) = (c.vocab, c.layers().len());
         // The dense run goes without the device, whose counters and scheduler are to see the sparse run only.
         let split = engine.split.take();
         let sparsity = engine.set_sparsity(Sparsity::dense(layers));

@@ -153,8 +153,8 @@ impl Counting {
         let both = c.ffn_kind == Ffn::GatedBoth;
         Counting {
             both,
-            ffn: c.ffn,
-            d: vec![0; c.layers * c.ffn],
+            ffn: c.widest_ffn(),
+            d: vec![0; c.layers().len() * c.widest_ffn()],
             seen: 0,
             active: 0,
             firing: 0,

@@ -67,7 +67,7 @@ pub fn compare(
         let have = tokens.len();
         return Err(Error::Usage(format!("{needed} tokens of text are needed, and there are {have}; add more texts")));
     }
-    if engine.model.config.form.experts.is_some() {
+    if engine.model.config.is_mixture() {
         return Err(Error::Usage("inputs of experts have no fixed steps: take a dense model".into()));
     }
     let (first, second) = tokens[..needed].split_at(needed / 2);

@@ -16,6 +16,7 @@ pub mod neuron_store;
 pub mod placement_file;
 pub mod predictor_file;
 pub mod profile_file;
+pub mod prompt_file;
 pub mod rounding;
 pub mod rows;
 pub mod safetensors;

@@ -30,7 +30,7 @@ pub struct Header {
     pub sources: Vec<SourceFile>,
     /// Type of attention and FFN weights; embeddings and head are at least q8_0.
     pub quant: Quant,
-    /// The model's shape: a `model::ModelConfig` as JSON.
+    /// The model's shape: a `model::Description` as JSON.
     #[serde(deserialize_with = "sections::few_values")]
     pub config: serde_json::Value,
     /// All sections, in the order in which they lie in the file.

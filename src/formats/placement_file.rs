@@ -82,7 +82,7 @@ impl PlacementFile {
         if self.version != VERSION {
             return Err(("version".into(), format!("is {}; this program reads {VERSION}", self.version)));
         }
-        // The bounds of `model::ModelConfig::check`.
+        // The bounds of `model::Description::check`.
         if self.ffn == 0 || self.ffn > 1 << 20 {
             return Err(("ffn".into(), format!("is {}; it must be 1 to {}", self.ffn, 1 << 20)));
         }

@@ -355,7 +355,7 @@ pub fn check_bounds(fields: &[(&'static str, usize, usize)]) -> Result<(), (&'st
     }
 }
 
-/// Checks a model's shape as [`check_bounds`] does, with the bounds of `model::ModelConfig::check`: products stay far inside 64
+/// Checks a model's shape as [`check_bounds`] does, with the bounds of `model::Description::check`: products stay far inside 64
 /// bits.
 pub fn check_shape(layers: usize, hidden: usize, ffn: usize) -> Result<(), (String, String)> {
     check_bounds(&[("layers", layers, 1 << 12), ("hidden", hidden, 1 << 17), ("ffn", ffn, 1 << 20)])
@@ -453,6 +453,18 @@ impl Writer {
         let end = PREAMBLE as u64;
         let path = path.to_owned();
         Ok(Writer { file, temporary, path, sections: Vec::new(), tables: Vec::new(), end, finished: false })
+    }
+
+    /// As [`Writer::create`], of a file that only this user can read and change.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system refuses.
+    pub fn create_private(path: &Path) -> Result<Writer> {
+        use std::os::unix::fs::PermissionsExt;
+        let writer = Writer::create(path)?;
+        let set = writer.file.set_permissions(std::fs::Permissions::from_mode(0o600));
+        set.map_err(Error::io("protect", &writer.temporary))?;
+        Ok(writer)
     }
 
     /// Reserves a section; its bytes are written with [`Writer::write`], in any order and from several threads.

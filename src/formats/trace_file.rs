@@ -120,7 +120,7 @@ impl Header {
 
     /// The error is the first field that is wrong, and what is wrong with it.
     fn check(&self) -> std::result::Result<(), (&'static str, String)> {
-        // The bounds of `model::ModelConfig::check`: products stay far inside 64 bits.
+        // The bounds of `model::Description::check`: products stay far inside 64 bits.
         sections::check_bounds(&[
             ("layers", self.layers, 1 << 12),
             ("ffn", self.ffn, 1 << 20),

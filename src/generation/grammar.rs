@@ -20,6 +20,8 @@ pub struct Grammars(ParserFactory);
 pub struct Grammar {
     matcher: Box<Matcher>,
     holds: Holds,
+    /// Whether the answer has something that the grammar allowed, or the text after which it holds.
+    begun: bool,
     /// The token that begins thoughts, as the answer's first, and the text that ends them.
     may_think: Option<(u32, Box<[u8]>)>,
 }
@@ -138,7 +140,7 @@ impl Grammars {
             None => {
                 // An impossible grammar shows at the first mask.
                 matcher.compute_mask().map_err(in_short)?;
-                Ok(Grammar { matcher: Box::new(matcher), holds: Holds::Yes, may_think: None })
+                Ok(Grammar { matcher: Box::new(matcher), holds: Holds::Yes, begun: false, may_think: None })
             }
         }
     }
@@ -255,11 +257,33 @@ impl Grammar {
             Holds::After(watch) => {
                 let Some(rest) = watch.take(said) else { return Ok(false) };
                 self.holds = (*watch.then).clone();
+                self.begun = self.holds == Holds::Yes;
                 return self.follow(&rest);
             }
         }
         self.matcher.consume_token(token).map_err(in_short)?;
+        self.begun = true;
         Ok(self.matcher.is_stopped())
+    }
+
+    /// Advances by several tokens, each with what it stands for, if the grammar allows all of them; whether it does.
+    pub fn accept_all(&mut self, tokens: &[(u32, &[u8])]) -> bool {
+        let mut there = self.clone();
+        let accepted = tokens.iter().all(|(token, said)| there.accept(*token, said).is_ok()) && there.begun();
+        if accepted {
+            *self = there;
+        }
+        accepted
+    }
+
+    /// Whether the answer is being kept to the grammar, and has something that it allowed or the text after which it holds.
+    pub fn begun(&self) -> bool {
+        self.begun && self.holds == Holds::Yes
+    }
+
+    /// Whether the answer has to follow the grammar from here.
+    pub fn holds(&self) -> bool {
+        self.holds == Holds::Yes
     }
 
     /// Advances by what a token had behind the text after which the grammar holds.
@@ -272,6 +296,7 @@ impl Grammar {
             Holds::After(watch) => {
                 let Some(rest) = watch.take(rest) else { return Ok(false) };
                 self.holds = (*watch.then).clone();
+                self.begun = self.holds == Holds::Yes;
                 return self.follow(&rest);
             }
         }

@@ -1,10 +1,11 @@
 //! The worker as its clients see it: how they hand in jobs, ask questions and end it.
 
 use super::embedding::Text;
-use super::job::{Job, Refused};
+use super::job::{Counted, Job, Refused};
 use super::metrics::Metrics;
 use super::outbox::{Events, to_client};
 use super::sequence::Waiting;
+use super::speculation::Speculation;
 use crate::clock::{self, Duration, Instant};
 use crate::engine::{Engine, Failure};
 use crate::error::Result;
@@ -32,6 +33,13 @@ pub struct Limits {
     pub rest: Duration,
     /// How many times as long an answer's token may take because prompts go along, 1 or more.
     pub slowdown: f64,
+    /// Bytes that texts which lost their slot may take, so that a prompt that begins as one of them need not run again; 0 keeps none.
+    pub prompt_cache_bytes: u64,
+    /// Tokens of a prompt after each of which states are kept, 1 or more, where layers have some; they are also kept at the ends of messages.
+    pub prompt_cache_every: usize,
+    /// When an answer's next tokens are guessed from its own text; not where answers are `deterministic`, because passes of several tokens
+    /// round in another order.
+    pub speculation: Speculation,
 }
 
 /// Hands the answer to a question to its asker.
@@ -75,7 +83,9 @@ pub struct Handle {
     pub(super) read: Sender<()>,
     pub(super) waiting: Arc<AtomicUsize>,
     /// Jobs that wait or run.
-    pub(super) jobs: watch::Receiver<usize>,
+    pub(super) jobs: Arc<watch::Sender<usize>>,
+    /// Closed once the worker has ended.
+    pub(super) alive: watch::Receiver<()>,
     pub(super) failure: Arc<OnceLock<Failure>>,
     /// Updated by the worker after each turn.
     pub metrics: Arc<Metrics>,
@@ -98,7 +108,9 @@ impl Handle {
             return Err(Refused::QueueFull(limit));
         }
         let (out, events) = to_client(self.read.clone());
-        let waiting = Waiting { job: Box::new(job), out, asked_at: clock::now(), span: Span::current() };
+        let (asked_at, span) = (clock::now(), Span::current());
+        let counted = Counted::one_more(&self.jobs);
+        let waiting = Waiting { job: Box::new(job), out, asked_at, span, fetching: None, counted };
         self.submitted.send(waiting).map_err(|_| Refused::Gone)?;
         Ok(events)
     }
@@ -164,14 +176,14 @@ impl Handle {
 
     /// Waits until no job waits or runs, or the worker has ended.
     pub async fn idle(&self) {
-        let mut jobs = self.jobs.clone();
-        while *jobs.borrow_and_update() > 0 && jobs.changed().await.is_ok() {}
+        // A worker that ends drops its jobs. The sender lives as long as `self`.
+        let _ = self.jobs.subscribe().wait_for(|&jobs| jobs == 0).await;
     }
 
     /// Waits until the worker has ended.
     pub async fn ended(&self) {
-        let mut jobs = self.jobs.clone();
-        while jobs.changed().await.is_ok() {}
+        let mut alive = self.alive.clone();
+        while alive.changed().await.is_ok() {}
     }
 
     /// Jobs that wait or run now.
@@ -181,7 +193,7 @@ impl Handle {
 
     /// Whether the worker's thread is running.
     pub fn is_alive(&self) -> bool {
-        self.jobs.has_changed().is_ok()
+        self.alive.has_changed().is_ok()
     }
 
     /// Why the worker ended; `None` if it runs or was stopped.

@@ -1,13 +1,18 @@
 //! What is asked of the engine, and what comes back.
 
 use super::Grammar;
+use super::thoughts::ThoughtBudget;
 use crate::clock::Duration;
 use crate::engine::sampler::SamplingParams;
+use std::sync::Arc;
+use tokio::sync::watch;
 
 /// One answer to generate.
 pub struct Job {
     /// The client that asked; the queue is fair between clients.
     pub client: u64,
+    /// Whose keys and values it may be answered from: those of jobs with the same number.
+    pub owner: u64,
     /// The prompt's tokens: at least one, and fewer than the context has positions.
     pub prompt: Vec<u32>,
     /// How tokens are chosen.
@@ -26,8 +31,31 @@ pub struct Job {
     pub logprobs: Option<usize>,
     /// Control tokens that are a part of the text.
     pub spoken: Vec<u32>,
+    /// How long the answer may think; `None`: as long as it likes.
+    pub thoughts: Option<ThoughtBudget>,
     /// The form that the answer must have; `None` for plain text.
     pub grammar: Option<Grammar>,
+}
+
+impl Job {
+    /// At most `max_tokens` tokens that go on from a prompt, and nothing else.
+    pub fn plain(prompt: Vec<u32>, max_tokens: usize) -> Job {
+        Job {
+            client: 0,
+            owner: 0,
+            prompt,
+            params: SamplingParams::default(),
+            max_tokens,
+            stops: Vec::new(),
+            whole: false,
+            ignore_eos: false,
+            logit_bias: Vec::new(),
+            logprobs: None,
+            spoken: Vec::new(),
+            thoughts: None,
+            grammar: None,
+        }
+    }
 }
 
 /// What the client of a job receives: any number of deltas, then one of the others, which is the last.
@@ -70,6 +98,8 @@ pub struct Logprob {
 pub struct Done {
     /// Why it ended.
     pub reason: Reason,
+    /// The stop string that ended it, by its number in [`Job::stops`]; `None` if none did.
+    pub stopped_by: Option<usize>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Of these, the first ones whose keys and values were still there and that did not run again.
@@ -100,4 +130,21 @@ pub enum Refused {
     QueueFull(usize),
     /// The worker has ended.
     Gone,
+}
+
+/// One of the jobs that wait or run, from when it is handed in until it has ended.
+pub struct Counted(Arc<watch::Sender<usize>>);
+
+impl Counted {
+    /// One job more.
+    pub fn one_more(jobs: &Arc<watch::Sender<usize>>) -> Counted {
+        jobs.send_modify(|jobs| *jobs += 1);
+        Counted(jobs.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.send_modify(|jobs| *jobs -= 1);
+    }
 }

@@ -1,5 +1,7 @@
 //! What the worker counts. Any thread may read it at any time.
 
+use super::prompt_cache::PromptCounts;
+use super::prompt_files::PromptFiles;
 use crate::cache::Tier;
 use crate::clock::Duration;
 use crate::device::Stream;
@@ -67,6 +69,52 @@ impl Histogram {
     }
 }
 
+/// Numbers of the prompt cache; `_total` are sums since the worker started, the others are states.
+#[derive(Debug, Default)]
+pub struct PromptNumbers {
+    /// Bytes that it takes.
+    pub bytes: Number,
+    /// Bytes that it may take.
+    pub budget: Number,
+    /// Texts that it holds.
+    pub texts: Number,
+    /// Parts of texts whose states it holds.
+    pub states: Number,
+    /// Tokens of prompts that were restored from it.
+    pub restored_tokens_total: Number,
+    /// Texts that were saved in it.
+    pub saved_total: Number,
+    /// Texts that were evicted to make room.
+    pub evicted_total: Number,
+    /// Bytes of the texts on disk.
+    pub disk_bytes: Number,
+    /// Files of the directory that are no texts, or damaged.
+    pub files_ignored_total: Number,
+}
+
+impl PromptNumbers {
+    pub(super) fn take_files(&self, files: Option<&PromptFiles>) {
+        if let Some(files) = files {
+            self.disk_bytes.set(files.bytes());
+            self.files_ignored_total.set(files.ignored);
+        }
+    }
+
+    pub(super) fn take(&self, counts: PromptCounts) {
+        for (number, count) in [
+            (&self.bytes, counts.bytes),
+            (&self.budget, counts.budget),
+            (&self.texts, counts.texts),
+            (&self.states, counts.states),
+            (&self.restored_tokens_total, counts.restored_tokens),
+            (&self.saved_total, counts.saved),
+            (&self.evicted_total, counts.evicted),
+        ] {
+            number.set(count);
+        }
+    }
+}
+
 /// What comparing moving with the static placement can show, in the order of [`Metrics::verdict`].
 pub const VERDICTS: [&str; 4] = ["unknown", "pays", "even", "loses"];
 
@@ -91,6 +139,8 @@ pub struct Metrics {
     pub prompt_tokens: Number,
     /// Tokens of prompts that were not run, because an earlier answer left their keys and values.
     pub cached_tokens: Number,
+    /// The prompt cache.
+    pub prompts: PromptNumbers,
     /// Tokens that were generated.
     pub generated_tokens: Number,
     /// Answers that ended with [`Reason::Stop`](super::Reason::Stop).
@@ -107,8 +157,12 @@ pub struct Metrics {
     pub refused_schema: Number,
     /// Passes through the model that generated tokens.
     pub decode_passes: Number,
-    /// Tokens in these passes, one for each sequence in a pass.
+    /// Tokens in these passes, one for each sequence in a pass, without guessed ones.
     pub decode_columns: Number,
+    /// Tokens that were guessed and run to be compared with those that answers got.
+    pub guessed_tokens: Number,
+    /// Guessed tokens that were right.
+    pub accepted_tokens: Number,
     /// Passes through the model over chunks of prompts.
     pub prompt_passes: Number,
     /// Passes that made tokens and with which tokens of a prompt went along.

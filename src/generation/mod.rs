@@ -6,15 +6,22 @@
 
 pub mod embedding;
 pub mod grammar;
+mod guesses;
 pub mod handle;
 pub mod job;
 mod logprobs;
 pub mod metrics;
 pub mod outbox;
 mod pace;
+pub mod prompt_cache;
+pub mod prompt_files;
+pub mod prompt_policy;
+mod prompts;
 pub mod queue;
 mod sequence;
 pub mod slots;
+pub mod speculation;
+pub mod thoughts;
 mod turns;
 pub mod worker;
 
@@ -23,4 +30,7 @@ pub use handle::{Handle, Limits};
 pub use job::{Delta, Done, Event, Job, Logprob, Reason, Refused};
 pub use metrics::Metrics;
 pub use outbox::Events;
-pub use worker::start;
+pub use prompt_files::PromptDir;
+pub use speculation::Speculation;
+pub use thoughts::ThoughtBudget;
+pub use worker::{start, start_with};

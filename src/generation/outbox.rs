@@ -18,6 +18,12 @@ pub fn to_client(read: Signal<()>) -> (Outbox, Events) {
     (Outbox { events: send, backlog: VecDeque::new() }, Events { events: receive, read })
 }
 
+/// Both ends, without a worker to wake.
+#[cfg(test)]
+pub fn without_worker() -> (Outbox, Events) {
+    to_client(crossbeam_channel::bounded(1).0)
+}
+
 /// The client's end: the events of its job. Dropping it cancels the job.
 pub struct Events {
     events: Receiver<Event>,

@@ -26,6 +26,16 @@ impl<T> Queue<T> {
         self.clients.is_empty()
     }
 
+    /// Whether some client's oldest entry is as `wanted`.
+    pub fn has_oldest(&self, wanted: impl Fn(&T) -> bool) -> bool {
+        self.clients.values().any(|waiting| waiting.front().is_some_and(&wanted))
+    }
+
+    /// All entries, of one client after the other.
+    pub fn entries_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.clients.values_mut().flatten()
+    }
+
     /// Adds an entry behind the others of its client.
     pub fn push(&mut self, client: u64, entry: T) {
         self.clients.entry(client).or_default().push_back(entry);

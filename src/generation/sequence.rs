@@ -1,14 +1,18 @@
 //! One running answer: from logits to a token, from tokens to events.
 
-use super::job::{Delta, Done, Event, Job, Logprob, Reason};
+use super::grammar::Grammar;
+use super::job::{Counted, Delta, Done, Event, Job, Logprob, Reason};
 use super::logprobs::logprobs;
 use super::metrics::Metrics;
 use super::outbox::Outbox;
+use super::prompt_policy::marks;
+use super::thoughts::ThoughtBudget;
 use crate::clock::{self, Instant};
 use crate::engine::sampler::Sampler;
 use crate::error::Error;
-use crate::tokenizer::channels::{Channel, Markers};
-use crate::tokenizer::{TextStream, Tokenizer};
+use crate::tokenizer::channels::{ARGUMENTS, CALL, Channel, Markers, Seen};
+use crate::tokenizer::{Special, TextStream, Tokenizer};
+use std::path::PathBuf;
 use tracing::{Span, debug};
 
 /// How far a sequence has come.
@@ -40,18 +44,26 @@ pub struct Waiting {
     pub asked_at: Instant,
     /// The request that it belongs to, for the log.
     pub span: Span,
+    /// The file of a saved text from which its prompt will go on: it waits for that to be read.
+    pub fetching: Option<PathBuf>,
+    /// Counts it among the worker's jobs.
+    pub counted: Counted,
 }
 
 /// A job that has a slot.
 pub struct Sequence {
     /// The job as it was handed in.
     pub job: Job,
+    /// Counts it among the worker's jobs.
+    _counted: Counted,
     /// The channel to its client.
     pub out: Outbox,
     /// Number of its slot.
     pub slot: usize,
     /// How far it has come.
     pub phase: Phase,
+    /// Where its prompt ends messages ([`marks`]).
+    pub marks: [Option<usize>; 2],
     /// Since when its client is behind with reading; while it is, the sequence pauses and keeps its slot.
     pub resting: Option<Instant>,
     /// Steps of other work that were done since its last token.
@@ -90,7 +102,7 @@ impl Sequence {
         slot: usize,
         cached: usize,
     ) -> Result<Sequence, (Error, Outbox)> {
-        let Waiting { job, out, asked_at, span } = waiting;
+        let Waiting { job, out, asked_at, span, counted, .. } = waiting;
         // `job.whole` is set only where the tokenizer drops the first space of a whole text.
         let made = Sampler::new(job.params.clone(), vocab).and_then(|sampler| {
             Ok((sampler, TextStream::whole(&job.stops, job.whole)?, TextStream::continuation(&[])?))
@@ -109,7 +121,9 @@ impl Sequence {
         let now = clock::now();
         debug!(parent: &span, slot, prompt = job.prompt.len(), cached, queued = ?now - asked_at, "has a slot");
         Ok(Sequence {
+            marks: marks(&job.prompt, |token| tokenizer.is_end(token)),
             job: *job,
+            _counted: counted,
             out,
             slot,
             phase: Phase::Prompt(cached),
@@ -138,6 +152,11 @@ impl Sequence {
         matches!(self.phase, Phase::Decoding(_)) && self.resting.is_none()
     }
 
+    /// Tokens that it may still get.
+    pub fn left(&self) -> usize {
+        self.job.max_tokens - self.generated
+    }
+
     /// Chooses the next token from `logits`, `[vocab]`, and sends its text. `room`: positions that the context has left. Returns how the
     /// answer ended, or `None` if it goes on.
     pub fn step(&mut self, logits: &mut [f32], room: usize, tokenizer: &Tokenizer, metrics: &Metrics) -> Option<Ended> {
@@ -150,6 +169,10 @@ impl Sequence {
         }
         if let Err(why) = self.mask(logits, tokenizer) {
             return Some(Ended::Unsupported(why));
+        }
+        if let Some(token) = self.job.thoughts.as_ref().and_then(ThoughtBudget::forced) {
+            logits.fill(f32::NEG_INFINITY);
+            logits[token as usize] = 0.0;
         }
         let token = self.sampler.sample(logits);
         if self.sampler.unusable_steps() > 0 {
@@ -165,9 +188,16 @@ impl Sequence {
             true => tokenizer.token_text(token).unwrap_or_default().as_bytes(),
             false => tokenizer.token_bytes(token).unwrap_or_default(),
         };
-        let shown = tokenizer.markers().is_none_or(|markers| self.channel.shows(markers, token, bytes));
-        if self.channel == Channel::Thought {
+        let seen = tokenizer.markers().map_or(Seen::Bytes, |markers| self.in_channel(markers, token, bytes));
+        let shown = seen == Seen::Bytes;
+        if let Seen::Call(name) = seen {
+            self.begin_call(&name, tokenizer);
+        }
+        if self.channel == Channel::Thought && !spoken {
             self.think(bytes);
+        }
+        if let Some(thoughts) = self.job.thoughts.as_mut().filter(|_| shown) {
+            thoughts.accept(bytes);
         }
         let mut complete = false;
         if let Some(grammar) = self.job.grammar.as_mut().filter(|_| shown) {
@@ -187,7 +217,7 @@ impl Sequence {
             self.pending.push((self.bytes, logprobs(&self.raw, token, top)));
         }
         self.bytes += if shown { bytes.len() } else { 0 };
-        let delta = if spoken { self.text.push(bytes) } else { tokenizer.say(&mut self.text, token, shown) };
+        let delta = if spoken && shown { self.text.push(bytes) } else { tokenizer.say(&mut self.text, token, shown) };
         self.release(delta.text, delta.stopped);
         if delta.stopped || complete {
             return Some(Ended::Done(Reason::Stop));
@@ -197,6 +227,45 @@ impl Sequence {
         }
         self.phase = Phase::Decoding(token);
         None
+    }
+
+    /// What a reader sees of the next token of an answer in channels.
+    fn in_channel(&mut self, markers: Markers, token: u32, bytes: &[u8]) -> Seen {
+        if self.reads_calls(markers) && self.job.grammar.as_ref().is_some_and(Grammar::begun) {
+            // Markers that the grammar asks for belong to the call.
+            self.channel = Channel::Call;
+        }
+        self.channel.take(markers, token, bytes)
+    }
+
+    /// Whether the answer is read for calls that stand in channels.
+    fn reads_calls(&self, markers: Markers) -> bool {
+        self.job.spoken.contains(&markers.message)
+    }
+
+    /// Arguments for the function `name` follow. A reader gets the head of their message as templates render it, whatever the model wrote;
+    /// for a function that the grammar does not know the message is as any other.
+    fn begin_call(&mut self, name: &str, tokenizer: &Tokenizer) {
+        if !tokenizer.markers().is_some_and(|markers| self.reads_calls(markers)) {
+            return;
+        }
+        let head = format!("{CALL}{name}{ARGUMENTS}");
+        let Ok(tokens) = tokenizer.encode(&head, Special::Parse) else { return };
+        let said = |id: u32| {
+            let control = self.job.spoken.contains(&id).then(|| tokenizer.token_text(id)).flatten();
+            (id, control.map_or_else(|| tokenizer.token_bytes(id).unwrap_or_default(), str::as_bytes))
+        };
+        let tokens: Vec<(u32, &[u8])> = tokens.into_iter().map(said).collect();
+        if let Some(grammar) = self.job.grammar.as_mut()
+            && !grammar.accept_all(&tokens)
+        {
+            self.channel = Channel::Text { shown: grammar.holds() };
+            return;
+        }
+        self.channel = Channel::Call;
+        self.bytes += head.len();
+        let delta = self.text.push(head.as_bytes());
+        self.release(delta.text, false);
     }
 
     /// Leaves the logits of those tokens that the job's grammar allows. Of an answer in channels it is about what a reader sees: what the model
@@ -212,7 +281,7 @@ impl Sequence {
         }
         let before = [start, channel].map(|token| (token as usize, logits.get(token as usize).copied()));
         grammar.mask(logits)?;
-        if self.channel == Channel::None {
+        if self.channel == Channel::None && !grammar.begun() {
             let kept = before.into_iter().filter_map(|(token, logit)| Some((token, logit?)));
             kept.for_each(|(token, logit)| logits[token] = logit);
         }
@@ -285,6 +354,7 @@ impl Sequence {
                 let first = self.first_at.unwrap_or(self.last_at);
                 let done = Done {
                     reason,
+                    stopped_by: self.text.stopped_by(),
                     prompt_tokens: self.job.prompt.len(),
                     cached_tokens: self.cached,
                     generated_tokens: self.generated,
@@ -297,5 +367,110 @@ impl Sequence {
             }
         }
         self.out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generation::Grammars;
+    use crate::generation::outbox::without_worker;
+    use crate::model::source::Source;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    const PROMPT: &str = "<|start|>user<|message|>Rain?<|end|><|start|>assistant";
+
+    fn harmony() -> Tokenizer {
+        let path = Path::new("tests/fixtures/models/gpt-oss.mxfp4.gguf");
+        Tokenizer::new(Source::open(path, None).unwrap().tokenizer.unwrap(), path).unwrap()
+    }
+
+    /// Calls of `weather` with a number of days.
+    fn calls(tokenizer: &Tokenizer, required: bool) -> Grammar {
+        calls_of(tokenizer, "weather", required)
+    }
+
+    fn calls_of(tokenizer: &Tokenizer, name: &str, required: bool) -> Grammar {
+        let id = |text: &str| tokenizer.encode(text, Special::Parse).unwrap()[0];
+        let days = r#"{"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"], "additionalProperties": false,
+            "x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}}"#;
+        let (channel, message) = (id("<|channel|>"), id("<|message|>"));
+        // What begins a call is there before the grammar of one that may come.
+        let open = if required { CALL } else { "" };
+        let lark = format!("start: {open:?} {name:?} <[{channel}]> \"commentary json\" <[{message}]> %json {days}");
+        let grammar = Grammars::new(tokenizer, tokenizer.vocab_len()).unwrap().lark(lark).unwrap();
+        if required { grammar } else { grammar.after(CALL) }
+    }
+
+    /// What a reader gets of an answer by a model that wants to say `script`: text, thoughts, and whether the answer ended.
+    fn said(script: &str, grammar: Option<Grammar>) -> (String, String, bool) {
+        let tokenizer = harmony();
+        let vocab = tokenizer.vocab_len();
+        let id = |text: &str| tokenizer.encode(text, Special::Parse).unwrap();
+        let spoken = if grammar.is_some() { [id("<|channel|>"), id("<|message|>")].concat() } else { Vec::new() };
+        let job = Job { spoken, grammar, ..Job::plain(id(PROMPT), 200) };
+        let (out, mut told) = without_worker();
+        let counted = Counted::one_more(&Arc::default());
+        let waiting =
+            Waiting { job: Box::new(job), out, asked_at: clock::now(), span: Span::none(), fetching: None, counted };
+        let Ok(mut sequence) = Sequence::new(waiting, (vocab, &tokenizer), 0, 0) else { panic!("a good job") };
+        let mut ended = false;
+        let metrics = Metrics::default();
+        for token in id(script) {
+            let mut logits = vec![0.0; vocab];
+            logits[token as usize] = 10.0;
+            if let Some(end) = sequence.step(&mut logits, 1000, &tokenizer, &metrics) {
+                assert!(matches!(end, Ended::Done(Reason::Stop)));
+                ended = true;
+                break;
+            }
+        }
+        let (mut text, mut thought) = (String::new(), String::new());
+        drop(sequence);
+        while let Some(event) = told.blocking_recv() {
+            let Event::Delta(delta) = event else { panic!("{event:?}") };
+            text.push_str(&delta.text);
+            thought.push_str(&delta.thought);
+        }
+        (text, thought, ended)
+    }
+
+    /// A call was lost: nothing of a message to a function was shown.
+    #[test]
+    fn a_call_in_channels_comes_with_the_head_that_templates_render_however_the_model_writes_it() {
+        let tokenizer = harmony();
+        let thinks = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant";
+        let wanted = |thought: &str| (format!("{CALL}weather{ARGUMENTS}{{\"days\": 3}}"), thought.to_owned(), true);
+        for required in [false, true] {
+            let calls = || Some(calls(&tokenizer, required));
+            for head in [
+                "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
+                "<|channel|>commentary to=functions.weather<|message|>",
+                " to=functions.weather<|channel|>commentary json<|message|>",
+            ] {
+                assert_eq!(said(&format!("{head}{{\"days\": 3}}<|call|>"), calls()), wanted(""), "{head} {required}");
+                let behind = said(&format!("{thinks}{head}{{\"days\": 3}}<|call|>"), calls());
+                assert_eq!(behind, wanted("Hm."), "{head} {required}");
+            }
+        }
+        // Without functions, and for an unknown one, the message is hidden.
+        let head = "<|channel|>commentary to=functions.weather<|message|>";
+        assert_eq!(said(&format!("{head}{{}}<|call|>"), None), (String::new(), String::new(), true));
+        let other = format!("{}{{}}<|call|>", head.replace("weather", "clock"));
+        assert_eq!(said(&other, Some(calls(&tokenizer, false))), (String::new(), String::new(), true));
+        // Of a name that is not whole the rest is forced, whatever comes then.
+        let whole = |required| Some(calls_of(&tokenizer, "weather_now", required));
+        for required in [false, true] {
+            let text = said(
+                " to=functions.weather<|channel|>commentary json<|message|>{\"days\": 3}<|call|>",
+                whole(required),
+            )
+            .0;
+            assert!(text.starts_with(" to=functions.weather_") && !text.contains("weather<"), "{text:?}");
+        }
+        // An answer that calls nothing is as ever.
+        let text = format!("{thinks}<|channel|>final<|message|>Yes.<|return|>");
+        assert_eq!(said(&text, Some(calls(&tokenizer, false))), ("Yes.".to_owned(), "Hm.".to_owned(), true));
     }
 }

@@ -12,19 +12,19 @@ use super::job::Event;
 use super::metrics::Metrics;
 use super::outbox::Outbox;
 use super::pace::Pace;
+use super::prompt_files::{PromptDir, PromptFiles, variant};
 use super::queue::Queue;
 use super::sequence::{Ended, Phase, Sequence, Waiting};
 use super::slots::Slots;
+use super::speculation::{Guessed, Guesser, Speculation};
 use super::turns::{Turns, Work};
 use crate::clock::{self, Instant};
 use crate::cpu::MAX_COLUMNS;
-use crate::engine::session::CHUNK;
 use crate::engine::{BatchToken, Engine, Failure, Logits, Session};
 use crate::error::{Error, Result};
 use crate::model::KvCache;
 use crate::tokenizer::Tokenizer;
 use crossbeam_channel::{Receiver, TryRecvError, at, bounded, never, select, unbounded};
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -39,8 +39,22 @@ const EMBEDDED: usize = 64;
 /// [`Error::Usage`] for limits that are too small or a context beyond the model's; [`Error::Memory`] if there is not enough memory for the
 /// KV caches.
 pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Result<Handle> {
-    if limits.slots == 0 || limits.queue == 0 {
-        return Err(Error::Usage("a worker needs a slot and a place in its queue".into()));
+    start_with(engine, tokenizer, limits, None)
+}
+
+/// The same with a directory in which texts are kept from one start to the next, where they may be kept at all.
+///
+/// # Errors
+/// Those of [`start`] and [`PromptFiles::open`].
+pub fn start_with(
+    engine: Engine,
+    tokenizer: Arc<Tokenizer>,
+    limits: Limits,
+    prompts: Option<PromptDir>,
+) -> Result<Handle> {
+    if limits.slots == 0 || limits.queue == 0 || limits.prompt_cache_every == 0 {
+        let why = "a worker needs a slot and a place in its queue, and keeps states after 1 token or more";
+        return Err(Error::Usage(why.into()));
     }
     if limits.context < 2 {
         let why = "it holds a prompt and its answer, so it takes 2 tokens or more";
@@ -48,6 +62,9 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
     }
     let cache = |_| Session::new(&engine, limits.context, limits.kv).map(|session| session.kv);
     let caches = (0..limits.slots).map(cache).collect::<Result<Vec<KvCache>>>()?;
+    let prompts = prompts.filter(|_| !limits.deterministic && limits.prompt_cache_bytes > 0);
+    let open = |dir| PromptFiles::open(dir, engine.model.fingerprint().to_owned(), variant(&engine, limits.kv));
+    let files = prompts.map(open).transpose()?;
     let metrics = Arc::new(Metrics::default());
     metrics.slots.set(limits.slots as u64);
     let waiting = Arc::new(AtomicUsize::new(0));
@@ -55,7 +72,7 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
     let (submitted, jobs_in) = unbounded();
     // One signal says that a client has read; a second would say the same.
     let (read_send, read) = bounded(1);
-    let (jobs_send, jobs) = watch::channel(0);
+    let (alive_send, alive) = watch::channel(());
     let failure = Arc::new(OnceLock::new());
     let failed = failure.clone();
     let handle = Handle {
@@ -63,16 +80,19 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
         submitted,
         read: read_send,
         waiting: waiting.clone(),
-        jobs,
+        jobs: Arc::new(watch::channel(0).0),
+        alive,
         failure: failure.clone(),
         metrics: metrics.clone(),
         limits,
         dimensions: engine.model.config.hidden,
     };
-    let worker = Worker {
-        slots: Slots::new(caches, !limits.deterministic),
+    let mut worker = Worker {
+        slots: Slots::new(caches, !limits.deterministic, limits.prompt_cache_bytes),
+        files,
         columns: Vec::with_capacity(MAX_COLUMNS),
         pace: Pace::new(limits.slowdown),
+        guesser: Guesser::new(speculation(&engine, limits)),
         decoded: clock::now(),
         queue: Queue::default(),
         questions: Queue::default(),
@@ -86,7 +106,7 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
         submitted: jobs_in,
         read,
         ending: false,
-        jobs: jobs_send,
+        alive: alive_send,
         engine,
         tokenizer,
         limits,
@@ -94,9 +114,11 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
         failure,
         metrics,
     };
+    // What there is can be seen before the first job.
+    worker.publish();
     let run = move || {
         // Held until the failure is noted, so that what sees the worker end can read why.
-        let _jobs = worker.jobs.clone();
+        let _alive = worker.alive.clone();
         // Clients see their channel close without a last event, and report that.
         if catch_unwind(AssertUnwindSafe(|| worker.run())).is_err() {
             let _ = failed.set(Failure::Panic);
@@ -110,26 +132,38 @@ pub fn start(engine: Engine, tokenizer: Arc<Tokenizer>, limits: Limits) -> Resul
     Ok(handle)
 }
 
-struct Worker {
-    engine: Engine,
-    tokenizer: Arc<Tokenizer>,
-    slots: Slots,
-    queue: Queue<Waiting>,
+/// Not where passes of several tokens may round in another order, where a text cannot be cut back to any token, nor with a device or a part on
+/// disk, whose caches would learn from tokens that are no part of the text.
+fn speculation(engine: &Engine, limits: Limits) -> Speculation {
+    let never =
+        limits.deterministic || engine.model.config.recurs() || engine.split.is_some() || engine.cached.is_some();
+    if never { Speculation::Off } else { limits.speculation }
+}
+
+/// The thread's state.
+pub(super) struct Worker {
+    pub(super) engine: Engine,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) slots: Slots,
+    /// Texts on disk.
+    pub(super) files: Option<PromptFiles>,
+    pub(super) queue: Queue<Waiting>,
     questions: Queue<Question>,
     /// Texts that wait for their embedding.
     texts: Queue<Text>,
     /// The text that runs.
     embedding: Option<Embedding>,
     turns: Turns,
-    running: Vec<Sequence>,
+    pub(super) running: Vec<Sequence>,
     /// Ended answers whose last events their clients have not taken yet.
-    leaving: Vec<Outbox>,
-    columns: Vec<BatchToken>,
-    pace: Pace,
+    pub(super) leaving: Vec<Outbox>,
+    pub(super) columns: Vec<BatchToken>,
+    pub(super) pace: Pace,
+    pub(super) guesser: Guesser,
     /// When the answers under way have got their last tokens.
     decoded: Instant,
     /// Index into `running` from which the next prompt to run is searched, so that prompts take turns.
-    next_prompt: usize,
+    pub(super) next_prompt: usize,
     commands: Receiver<Command>,
     /// Jobs that are not in the queue yet. It has no limit: [`Handle::submit`] refuses what is too many.
     submitted: Receiver<Waiting>,
@@ -137,11 +171,12 @@ struct Worker {
     read: Receiver<()>,
     /// The loop is to end.
     ending: bool,
-    jobs: watch::Sender<usize>,
-    limits: Limits,
+    /// Held for as long as the thread runs.
+    alive: watch::Sender<()>,
+    pub(super) limits: Limits,
     waiting: Arc<AtomicUsize>,
     failure: Arc<OnceLock<Failure>>,
-    metrics: Arc<Metrics>,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 impl Worker {
@@ -153,6 +188,7 @@ impl Worker {
             if !self.obey() {
                 break;
             }
+            self.note_files();
             self.let_go();
             self.make_room();
             self.admit();
@@ -170,23 +206,33 @@ impl Worker {
             sequence.out.send(stopping());
         }
         self.queue.drain().for_each(|mut waiting| waiting.out.send(stopping()));
+        // A model that has failed may have computed anything.
+        if self.failure.get().is_none() {
+            self.keep_all();
+        }
     }
 
     /// If no answer can go on, waits until one may: for a command, a job, a client that reads or goes away, or the end of the time for
     /// which an answer that is not read may keep its slot.
     fn wait(&mut self) {
         let goes_on = self.running.iter().any(|s| s.resting.is_none());
-        let begins = !self.queue.is_empty() && self.slots.busy() < self.limits.slots;
+        let may_begin = self.queue.has_oldest(|waiting| waiting.fetching.is_none());
+        let begins = may_begin && self.slots.busy() < self.limits.slots;
         let asked = !self.questions.is_empty() || !self.texts.is_empty() || self.embedding.is_some();
         if goes_on || begins || asked || self.ending {
             return;
         }
         let late = self.end_of_rest().map_or_else(never, at);
+        let done = self.files.as_ref().map_or_else(never, |files| files.done.clone());
         let (command, waiting) = select! {
             recv(self.commands) -> command => (Some(command), None),
             recv(self.submitted) -> waiting => (None, waiting.ok()),
             recv(self.read) -> _ => (None, None),
             recv(late) -> _ => (None, None),
+            recv(done) -> done => {
+                self.note_file(done.ok());
+                (None, None)
+            }
         };
         if let Some(waiting) = waiting {
             self.enqueue(waiting);
@@ -222,7 +268,7 @@ impl Worker {
             Command::Embed(text) => self.texts.push(text.client, text),
             // The asker may have gone.
             Command::Beat(answer) => drop(answer.send(())),
-            Command::Forget => self.slots.forget(),
+            Command::Forget => self.forget(),
             Command::Stop => self.ending = true,
             Command::Fail(why) => self.fail(why),
         }
@@ -239,7 +285,8 @@ impl Worker {
         }
     }
 
-    fn enqueue(&mut self, waiting: Waiting) {
+    fn enqueue(&mut self, mut waiting: Waiting) {
+        waiting.fetching = self.fetch(&waiting.job);
         self.queue.push(waiting.job.client, waiting);
     }
 
@@ -293,12 +340,15 @@ impl Worker {
         while most > 0
             && self.slots.busy() < self.limits.slots
             && let Some(waiting) = self.queue.pop_of(|client, waiting| {
-                self.questions.oldest(client).is_none_or(|question| question.asked_at > waiting.asked_at)
+                let after = |question: &Question| question.asked_at > waiting.asked_at;
+                waiting.fetching.is_none() && self.questions.oldest(client).is_none_or(after)
             })
         {
             most -= 1;
             self.waiting.fetch_sub(1, Ordering::SeqCst);
-            let Some((slot, reused)) = self.slots.take(&waiting.job.prompt) else { unreachable!("a slot is free") };
+            let Some((slot, reused)) = self.slots.take(&waiting.job.prompt, waiting.job.owner) else {
+                unreachable!("a slot is free")
+            };
             self.metrics.queue_time.observe(waiting.asked_at.elapsed());
             self.metrics.cached_tokens.add(reused as u64);
             let vocab = self.engine.model.config.vocab;
@@ -314,7 +364,7 @@ impl Worker {
     }
 
     /// Answers that get their next tokens in this turn.
-    fn decoding(&self) -> usize {
+    pub(super) fn decoding(&self) -> usize {
         self.running.iter().filter(|s| s.goes_on()).count()
     }
 
@@ -348,18 +398,22 @@ impl Worker {
             let is_last = !self.running[..todo].iter().any(Sequence::goes_on);
             let may = is_last && !self.limits.deterministic && self.turn() == Some(Work::Prompt);
             let along = may.then(|| self.take_along()).flatten();
+            let guessed = if all == 1 && answers == 1 { self.add_guesses() } else { Guessed::default() };
             served = is_last && !self.limits.deterministic && answers < MAX_COLUMNS;
             let vocab = self.engine.model.config.vocab;
+            let want = if guessed.count > 0 { Logits::All } else { Logits::Last };
             let began = clock::now();
-            self.engine.forward_batch(&mut self.slots.caches, &self.columns, Logits::Last);
-            self.pace.note(self.columns.len(), began.elapsed().as_secs_f64(), self.has_texts());
+            self.engine.forward_batch(&mut self.slots.caches, &self.columns, want);
+            let seconds = began.elapsed().as_secs_f64();
+            if guessed.count == 0 {
+                self.pace.note(self.columns.len(), seconds, self.has_texts());
+            }
             if let Some(why) = self.engine.failure() {
                 let columns = std::mem::take(&mut self.columns);
                 self.give_up(why, |slot| columns.iter().any(|column| column.sequence == slot));
                 return served;
             }
             self.metrics.decode_passes.add(1);
-            self.metrics.decode_columns.add(answers as u64);
             if along.is_some() {
                 self.metrics.prompts_along.add(1);
                 // Those whose tokens came in an earlier pass have waited for it; the others get theirs now.
@@ -368,20 +422,10 @@ impl Worker {
             for column in &self.columns {
                 self.slots.ran(column.sequence, &[column.token]);
             }
-            let mut rows = self.columns[..answers].iter().zip(self.engine.logits().chunks_exact_mut(vocab));
             // From the back, as above, so that removing a sequence moves only ones that were looked at.
-            for at in (todo..first).rev() {
-                let sequence = &mut self.running[at];
-                if !sequence.goes_on() {
-                    continue;
-                }
-                let (column, logits) = rows.next().expect("a column for each");
-                let room = self.limits.context - self.slots.caches[column.sequence].len;
-                if let Some(ended) = sequence.step(logits, room, &self.tokenizer, &self.metrics) {
-                    let sequence = self.running.swap_remove(at);
-                    self.slots.give_back(sequence.slot);
-                    leave(sequence, ended, &mut self.leaving, &self.metrics);
-                }
+            let tokens = self.deal((todo..first).rev(), guessed.count);
+            if guessed.count > 0 || self.columns.len() == 1 {
+                self.guesser.note(guessed, tokens, seconds);
             }
             if let Some((slot, end)) = along {
                 let at = self.running.iter().position(|s| s.slot == slot).expect("a prompt does not end by itself");
@@ -417,7 +461,7 @@ impl Worker {
     }
 
     /// Notes a step of work for which all answers under way have waited.
-    fn held_up_by(&mut self, work: Work) {
+    pub(super) fn held_up_by(&mut self, work: Work) {
         self.turns.done(work);
         self.running.iter_mut().filter(|s| s.goes_on()).for_each(|s| s.held_up += 1);
     }
@@ -448,7 +492,7 @@ impl Worker {
     }
 
     /// Whether texts are or wait to be embedded.
-    fn has_texts(&self) -> bool {
+    pub(super) fn has_texts(&self) -> bool {
         self.embedding.is_some() || !self.texts.is_empty()
     }
 
@@ -494,79 +538,9 @@ impl Worker {
         }
     }
 
-    /// Adds tokens of a prompt to the pass, as many as its time allows. Returns the prompt's slot and how far it comes.
-    fn take_along(&mut self) -> Option<(usize, usize)> {
-        let along = self.pace.along(self.columns.len());
-        let at = if along > 0 { self.next_prompt()? } else { return None };
-        let sequence = &self.running[at];
-        let Phase::Prompt(done) = sequence.phase else { return None };
-        let end = sequence.job.prompt.len().min(done + along);
-        let slot = sequence.slot;
-        self.columns.extend(sequence.job.prompt[done..end].iter().map(|&token| BatchToken { sequence: slot, token }));
-        Some((slot, end))
-    }
-
-    /// The prompt whose turn it is, by index into `running`.
-    fn next_prompt(&mut self) -> Option<usize> {
-        let n = self.running.len();
-        let at = (0..n).map(|i| (self.next_prompt + i) % n).find(|&at| is_prompt(&self.running[at]))?;
-        self.next_prompt = at + 1;
-        Some(at)
-    }
-
-    /// Runs one chunk of one prompt; prompts take turns. Where answers fill their passes it is a short one.
-    fn prefill(&mut self) {
-        let Some(at) = self.next_prompt() else { return };
-        self.held_up_by(Work::Prompt);
-        let company = self.decoding() > 0 && !self.limits.deterministic;
-        let sequence = &mut self.running[at];
-        let Phase::Prompt(done) = sequence.phase else { return };
-        let prompt = &sequence.job.prompt;
-        let chunk = if self.limits.deterministic { CHUNK } else { self.pace.chunk(self.engine.chunk()) };
-        let end = prompt.len().min(done + if company { MAX_COLUMNS } else { chunk });
-        let want = if end == prompt.len() { Logits::Last } else { Logits::None };
-        let (cache, out, began) = (&mut self.slots.caches[sequence.slot], &sequence.out, clock::now());
-        if end - done <= MAX_COLUMNS {
-            self.engine.forward(cache, &prompt[done..end], want);
-        } else if !self.engine.forward_while(cache, &prompt[done..end], want, &mut || !out.is_closed()) {
-            // Its client has gone.
-            return;
-        }
-        if let Some(why) = self.engine.failure() {
-            let slot = self.running[at].slot;
-            return self.give_up(why, |lost| lost == slot);
-        }
-        self.pace.note_chunk(end - done, began.elapsed().as_secs_f64());
-        let sequence = &self.running[at];
-        self.slots.ran(sequence.slot, &sequence.job.prompt[done..end]);
-        self.metrics.prompt_passes.add(1);
-        self.prompt_ran(at, end, 0..self.engine.model.config.vocab);
-    }
-
-    /// Notes that the prompt of a sequence has run up to `end`; with its last token, whose logits stand at `logits`, its answer begins.
-    fn prompt_ran(&mut self, at: usize, end: usize, logits: Range<usize>) {
-        let sequence = &mut self.running[at];
-        let Phase::Prompt(done) = sequence.phase else { return };
-        let prompt = &sequence.job.prompt;
-        self.metrics.prompt_tokens.add((end - done) as u64);
-        sequence.phase = Phase::Prompt(end);
-        if end < prompt.len() {
-            return;
-        }
-        let room = self.limits.context - self.slots.caches[sequence.slot].len;
-        let logits = &mut self.engine.logits()[logits];
-        if let Some(ended) = sequence.step(logits, room, &self.tokenizer, &self.metrics) {
-            let sequence = self.running.swap_remove(at);
-            self.slots.give_back(sequence.slot);
-            leave(sequence, ended, &mut self.leaving, &self.metrics);
-        }
-        // The next token will keep every core busy: the thread that sends this one on should run first.
-        std::thread::yield_now();
-    }
-
     /// The last pass cannot be used: nothing of it is sent. What it has lost, by slot, ends and its clients are told why; where no other pass
     /// can be better, the loop ends with all.
-    fn give_up(&mut self, why: Failure, lost: impl Fn(usize) -> bool) {
+    pub(super) fn give_up(&mut self, why: Failure, lost: impl Fn(usize) -> bool) {
         let Failure::Pass(why) = why else { return self.fail(why) };
         tracing::error!("{why}");
         for at in (0..self.running.len()).rev().filter(|&at| lost(self.running[at].slot)).collect::<Vec<_>>() {
@@ -576,22 +550,22 @@ impl Worker {
         }
     }
 
-    /// Updates the metrics and the number of jobs.
+    /// Updates the metrics.
     fn publish(&mut self) {
         self.metrics.running.set(self.running.len() as u64);
         self.metrics.waiting.set(self.queue.len() as u64);
         self.metrics.take(&mut self.engine);
-        let jobs = self.running.len() + self.queue.len();
-        self.jobs.send_if_modified(|told| std::mem::replace(told, jobs) != jobs);
+        self.metrics.prompts.take(self.slots.prompts.counts());
+        self.metrics.prompts.take_files(self.files.as_ref());
     }
 }
 
-fn is_prompt(sequence: &Sequence) -> bool {
+pub(super) fn is_prompt(sequence: &Sequence) -> bool {
     matches!(sequence.phase, Phase::Prompt(_))
 }
 
 /// Sends the last event of a sequence, or keeps it until its client has caught up.
-fn leave(sequence: Sequence, ended: Ended, leaving: &mut Vec<Outbox>, metrics: &Metrics) {
+pub(super) fn leave(sequence: Sequence, ended: Ended, leaving: &mut Vec<Outbox>, metrics: &Metrics) {
     let mut out = sequence.end(ended, metrics);
     if !out.flush() {
         leaving.push(out);

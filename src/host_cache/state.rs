@@ -259,6 +259,7 @@ impl HostCache {
                 last: &at.last,
                 token: *token,
                 move_cost: 0.0,
+                host_fixed: 0.0,
                 rules,
             };
             policy.choose(&state, missing, scratch, moves);
@@ -310,6 +311,7 @@ impl HostCache {
             last: &at.last,
             token: *token,
             move_cost: 0.0,
+            host_fixed: 0.0,
             rules,
         };
         policy.computed(&state, neurons);

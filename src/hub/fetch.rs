@@ -560,3 +560,25 @@ fn digest(mut hash: impl Digest, path: &Path, step: Step<'_>) -> Result<String> 
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that leads from https to http on its own host and port would get the token in the clear.
+    #[test]
+    fn an_origin_is_scheme_host_and_port() {
+        let of = |at: &str| origin(&at.parse().unwrap());
+        let hub = of("https://hub.example/api");
+        assert!(hub.is_some() && hub == of("https://HUB.example:443/other"));
+        for other in [
+            "http://hub.example/api",
+            "http://hub.example:443/api",
+            "https://hub.example:444/api",
+            "https://cdn.hub.example/",
+        ] {
+            assert_ne!(of(other), hub, "{other}");
+        }
+        assert_eq!(of("/api"), None);
+    }
+}

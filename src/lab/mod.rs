@@ -1,5 +1,6 @@
 //! Research: synthetic models and traces, recording, replay, simulation, experiments.
 
+pub mod bound;
 pub mod clusters;
 pub mod experiment;
 pub mod link;
@@ -7,6 +8,5 @@ pub mod logits_hash;
 pub mod record;
 pub mod replay;
 pub mod simulate;
-pub mod stage_costs;
 pub mod synth;
 pub mod trace_run;

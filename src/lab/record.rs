@@ -45,16 +45,18 @@ impl Request {
         Header {
             fingerprint: model.fingerprint().to_owned(),
             model: c.name.clone(),
-            layers: c.layers,
+            layers: c.layers().len(),
             ffn: c.clusters(),
             block_bytes: model.layers.iter().map(|l| l.ffn.cluster_bytes()).max().unwrap_or(0) as usize,
-            experts_used: c.form.experts.map(|experts| experts.used),
+            experts_used: c.is_mixture().then(|| c.most_used_experts()),
             ahead: self.ahead,
             predictor: self.predictor.as_ref().map_or("router", |predictor| predictor.kind().name()).into(),
             own_bits: bits,
             ahead_bits: bits,
             // A router's experts have probability 1, all others 0.
-            thresholds: (0..c.layers).map(|l| self.predictor.as_ref().map_or(0.5, |p| p.threshold(l, 0))).collect(),
+            thresholds: (0..c.layers().len())
+                .map(|l| self.predictor.as_ref().map_or(0.5, |p| p.threshold(l, 0)))
+                .collect(),
             texts: self.texts.iter().map(text).collect(),
             made: self.made.clone(),
             sections: Vec::new(),
@@ -78,14 +80,14 @@ pub fn record(
     let c = &model.config;
     if let Some(predictor) = &request.predictor {
         for &ahead in std::iter::once(&request.ahead).chain(&request.lookaheads) {
-            check_tables(&**predictor, c.layers, ahead)?;
+            check_tables(&**predictor, c.layers().len(), ahead)?;
         }
     }
     let header = request.header(engine);
     let all = header.tokens() as u64;
     let writer = TraceWriter::create(path, header)?;
     let mut session = Session::new(engine, request.window, request.kv)?;
-    let before = engine.set_sparsity(Sparsity::dense(c.layers));
+    let before = engine.set_sparsity(Sparsity::dense(c.layers().len()));
     let mut recording = Recording {
         request,
         writer: &writer,
@@ -103,7 +105,7 @@ pub fn record(
             for chunk in window.chunks(MAX_COLUMNS) {
                 session.check(engine, chunk)?;
                 engine.forward_observed(&mut session.kv, chunk, Logits::None, &mut recording.looking);
-                for layer in 0..c.layers {
+                for layer in 0..c.layers().len() {
                     recording.layer(engine, layer, done, chunk.len())?;
                 }
                 done += chunk.len();
@@ -314,9 +316,9 @@ impl<'a> Looking<'a> {
         Looking {
             activation_thresholds: &request.activation_thresholds,
             activation: c.activation,
-            residuals: vec![Vec::new(); c.layers],
-            active: vec![Vec::new(); c.layers],
-            fires: vec![Vec::new(); c.layers],
+            residuals: vec![Vec::new(); c.layers().len()],
+            active: vec![Vec::new(); c.layers().len()],
+            fires: vec![Vec::new(); c.layers().len()],
             magnitudes: Vec::new(),
         }
     }

@@ -4,16 +4,16 @@
 //! number of neurons per unit, one decision after the other. A neuron that arrives after its layer's neurons were chosen is a miss.
 //! Scheduler, slot tables and the order of steps in a layer are those of the engine ([`super::trace_run`]). Device and CPU have
 //! the same threshold, so that the policy `full` does what `macro` does, unless [`ReplayOptions::stage`] says what they take. What the tokens
-//! would take is said by fixed costs ([`super::stage_costs`]), which no policy sees otherwise.
+//! would take is said by fixed costs ([`Outcome::stage_ns_by`]), which no policy sees otherwise.
 
-use super::stage_costs::LayerCosts;
 pub use super::trace_run::active;
 use super::trace_run::{Clock, Copies, OwnedDecision, TraceRun};
 use crate::cache::{PerTier, Tier};
 use crate::formats::trace_file::{Header, TraceFile, TraceSection};
 use crate::ids::PublishedId;
 use crate::profile::jaccard_distance;
-use crate::scheduler::costs::{Lane, StageCosts};
+use crate::scheduler::costs::{Lane, StageCosts, StageCounts};
+use crate::scheduler::h200;
 use crate::scheduler::thresholds::LossWeight;
 use crate::scheduler::{self, LayerTimes, Policy, Rules};
 use serde::Serialize;
@@ -83,12 +83,10 @@ impl Outcome {
         self.hits as f64 / self.active.max(1) as f64
     }
 
-    /// Mean times of a layer, ns: of its FFN's stage, and of all of it.
-    pub fn layer_ns(&self, costs: &LayerCosts) -> (f64, f64) {
-        let (stage, host) = (costs.stage, costs.stage.lanes[Tier::Host]);
-        let shares = (self.layers - self.whole) as f64 * host.fixed_ns + self.host as f64 * host.neuron_ns;
-        let stage = stage.always_ns + (shares + self.moves as f64 * costs.move_ns) / self.layers.max(1) as f64;
-        (stage, costs.attention_ns + stage)
+    /// Time of all FFNs by these costs, ns.
+    pub fn stage_ns_by(&self, costs: &StageCosts) -> f64 {
+        let Outcome { layers, whole, host, moves, .. } = *self;
+        costs.for_counts(StageCounts { stages: layers, split: layers - whole, host, moves })
     }
 
     /// Adds a layer of a token that `run` has chosen neurons for. Returns how many each memory computes.
@@ -108,6 +106,14 @@ impl Outcome {
         }
         PerTier::all(host).with(Tier::Device, device)
     }
+}
+
+/// A desktop, whose memory decides. Assumed: the fixed parts of the H200, and neurons of the same bytes at the memory rate of
+/// profiles/machines/rtx-4090.toml. A move reads the same memory as computing the neuron, beside the CPU for the FFN's share of the time.
+pub fn desktop() -> StageCosts {
+    let host = Lane::reading(h200::HOST_FIXED_NS, h200::NEURON_BYTES, 89.6);
+    let of_card = h200::stage();
+    StageCosts { lanes: of_card.lanes.with(Tier::Host, host), move_ns: (1.0 - ATTENTION) * host.neuron_ns, ..of_card }
 }
 
 /// Replays the texts of the trace.
@@ -283,224 +289,4 @@ pub fn likeness(trace: &TraceFile) -> (f64, Option<f64>) {
     }
     let texts = (!distances.is_empty()).then(|| distances.iter().sum::<f64>() / distances.len() as f64);
     (sum / pairs.max(1) as f64, texts)
-}
-
-/// Hits that no policy can exceed under this link rate, even one that knows the future: the dual of the min-cost-flow relaxation.
-///
-/// For a hit the neuron was either loaded, or kept since its last use (or since the beginning). The number of loads is at most what the
-/// link carries in all. The number of kept uses is at most how many gaps between two uses of a neuron fit into the slots of its layer:
-/// an interval packing with equal weights, solved exactly by evicting the neuron whose next use is furthest (Belady). With a price m per
-/// load the dual is (1 - m) uses + m (kept + loads), linear in m in 0..1, so its smallest value is at an end: min(uses, kept + loads).
-///
-/// The first `skip` texts are left out; `slots` and `placed` are per layer, and `link` is in neurons per layer's time.
-pub fn bound(trace: &TraceFile, skip: usize, slots: &[usize], placed: &[Vec<PublishedId>], link: f64) -> u64 {
-    bound_of(trace, skip, slots, placed, link).0
-}
-
-/// [`bound`], and the number of active pairs.
-fn bound_of(trace: &TraceFile, skip: usize, slots: &[usize], placed: &[Vec<PublishedId>], link: f64) -> (u64, u64) {
-    let h = trace.header();
-    let before: usize = h.texts[..skip].iter().map(|t| t.tokens).sum();
-    let tokens = h.tokens() - before;
-    let mut now = Vec::new();
-    let (mut uses, mut kept, mut pairs) = (0u64, 0u64, 0u64);
-    for layer in 0..h.layers {
-        let mut keeping = Keeping::new(h.ffn, &placed[layer], slots[layer], tokens);
-        for token in 0..tokens {
-            active(trace.row(TraceSection::Active, layer, before + token), &mut now);
-            uses += now.len().min(slots[layer]) as u64;
-            pairs += now.len() as u64;
-            keeping.token(token, &now);
-        }
-        kept += keeping.kept;
-    }
-    let loads = (link * (tokens * h.layers) as f64).floor() as u64;
-    (uses.min(kept + loads), pairs)
-}
-
-/// The bound as an outcome: the CPU computes what is active and not a hit, in every layer.
-pub fn bound_outcome(
-    trace: &TraceFile,
-    skip: usize,
-    slots: &[usize],
-    placed: &[Vec<PublishedId>],
-    link: f64,
-) -> Outcome {
-    let (hits, active) = bound_of(trace, skip, slots, placed, link);
-    let h = trace.header();
-    let layers = h.texts[skip..].iter().map(|t| t.tokens * h.layers).sum::<usize>() as u64;
-    Outcome { active, hits, layers, host: active - hits, ..Outcome::default() }
-}
-
-/// Counts how many gaps between two uses of a neuron can be bridged at most by keeping it in a slot, as tokens come.
-///
-/// A slot keeps one neuron at a time, so gaps are intervals and slots are machines. Gaps are taken as they end, and each goes to the slot that
-/// became free last before it began: no choice bridges more of them. Memory is that of the neurons and of a number for each token.
-pub struct Keeping {
-    /// Gaps that were bridged.
-    pub kept: u64,
-    /// When each neuron was used last, or was there from the beginning, counted from 1; 0 for neither.
-    last: Vec<u32>,
-    /// Number of slots that became free at each time, and which of these numbers are not 0, as bits.
-    free: Vec<u32>,
-    some: Vec<u64>,
-    /// The first time at which a slot is free.
-    first: usize,
-}
-
-impl Keeping {
-    /// Before the first of `tokens` tokens: neurons of `placed` are in `slots` slots of a layer of `ffn` neurons.
-    pub fn new(ffn: usize, placed: &[PublishedId], slots: usize, tokens: usize) -> Keeping {
-        let mut last = vec![0; ffn];
-        placed.iter().for_each(|n| last[n.index()] = 1);
-        let mut free = vec![0; tokens + 2];
-        let mut some = vec![0; free.len().div_ceil(64)];
-        (free[1], some[0]) = (slots as u32, u64::from(slots > 0) << 1);
-        Keeping { kept: 0, last, free, some, first: 1 }
-    }
-
-    /// The layer uses these neurons for token number `token`, from 0; tokens come in rising order.
-    pub fn token(&mut self, token: usize, neurons: &[u32]) {
-        let now = token + 2;
-        let mut ended = 0;
-        for &neuron in neurons {
-            let began = std::mem::replace(&mut self.last[neuron as usize], now as u32) as usize;
-            if began >= self.first
-                && let Some(at) = self.latest(began)
-            {
-                self.free[at] -= 1;
-                if self.free[at] == 0 {
-                    self.some[at / 64] &= !(1 << (at % 64));
-                    self.find_first(now);
-                }
-                ended += 1;
-            }
-        }
-        if ended > 0 {
-            self.kept += u64::from(ended);
-            self.free[now] = ended;
-            self.some[now / 64] |= 1 << (now % 64);
-            self.first = self.first.min(now);
-        }
-    }
-
-    /// The last time up to `began` at which a slot became free.
-    fn latest(&self, began: usize) -> Option<usize> {
-        let (mut word, last) = (began / 64, began % 64);
-        let mut bits = self.some[word] & (u64::MAX >> (63 - last));
-        while bits == 0 {
-            word = word.checked_sub(1)?;
-            bits = self.some[word];
-        }
-        Some(64 * word + 63 - bits.leading_zeros() as usize)
-    }
-
-    /// Moves [`Keeping::first`] on to a time at which a slot is free, at most to `now`.
-    fn find_first(&mut self, now: usize) {
-        while self.first < now && self.free[self.first] == 0 {
-            self.first += 1;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::prng::Prng;
-
-    /// All that any policy can do, by trying everything: residents as a set of bits, at most `slots` of them and `loads` loads.
-    fn brute(uses: &[Vec<u32>], placed: &[PublishedId], slots: usize, times: usize, loads: usize) -> u64 {
-        let n = uses.len();
-        let begin = placed.iter().fold(0usize, |set, n| set | 1 << n.0);
-        // best[set][loads used]
-        let mut best = vec![vec![None; loads + 1]; 1 << n];
-        best[begin][0] = Some(0u64);
-        for t in 0..times {
-            let used = (0..n).filter(|&i| uses[i].contains(&(t as u32))).fold(0usize, |set, i| set | 1 << i);
-            let mut next = vec![vec![None; loads + 1]; 1 << n];
-            for (set, row) in best.iter().enumerate() {
-                for (l, hits) in row.iter().enumerate() {
-                    let Some(hits) = hits else { continue };
-                    for (after, to) in next.iter_mut().enumerate() {
-                        let new = (after & !set).count_ones() as usize;
-                        if after.count_ones() as usize <= slots && l + new <= loads {
-                            let hits = hits + (after & used).count_ones() as u64;
-                            let to: &mut Option<u64> = &mut to[l + new];
-                            *to = Some(to.map_or(hits, |old| old.max(hits)));
-                        }
-                    }
-                }
-            }
-            best = next;
-        }
-        best.iter().flatten().flatten().copied().max().unwrap_or(0)
-    }
-
-    /// The same number by another way: of the gaps that are open the one that ends last is given up, which asks for the future.
-    fn by_belady(uses: &[Vec<u32>], placed: &[PublishedId], slots: usize, times: usize) -> u64 {
-        let mut begins = vec![Vec::new(); times + 1];
-        for (neuron, uses) in uses.iter().enumerate() {
-            if placed.contains(&PublishedId::new(neuron)) {
-                begins[0].extend(uses.first().map(|&end| end + 1));
-            }
-            uses.windows(2).for_each(|gap| begins[gap[0] as usize + 1].push(gap[1] + 1));
-        }
-        let (mut open, mut kept) = (Vec::<u32>::new(), 0);
-        for (time, begins) in begins.iter().enumerate() {
-            kept += open.extract_if(.., |end| *end == time as u32).count() as u64;
-            open.extend(begins);
-            open.sort_unstable();
-            open.truncate(slots);
-        }
-        kept
-    }
-
-    fn as_they_come(uses: &[Vec<u32>], placed: &[PublishedId], slots: usize, times: usize) -> u64 {
-        let mut keeping = Keeping::new(uses.len(), placed, slots, times);
-        for token in 0..times {
-            let used = |&n: &usize| uses[n].contains(&(token as u32));
-            let now: Vec<u32> = (0..uses.len()).filter(used).map(|n| n as u32).collect();
-            keeping.token(token, &now);
-        }
-        keeping.kept
-    }
-
-    #[test]
-    fn gaps_counted_as_they_end_are_those_of_who_knows_the_future() {
-        for seed in 0..200 {
-            let mut prng = Prng::new(seed);
-            let (n, times) = (2 + prng.below(30) as usize, 2 + prng.below(150) as usize);
-            let slots = prng.below(n as u64 + 1) as usize;
-            let rare = 2 + prng.below(12);
-            let uses: Vec<Vec<u32>> =
-                (0..n).map(|_| (0..times as u32).filter(|_| prng.below(rare) == 0).collect()).collect();
-            let placed: Vec<PublishedId> = (0..slots).map(PublishedId::new).collect();
-            let [a, b] = [as_they_come, by_belady].map(|count| count(&uses, &placed, slots, times));
-            assert_eq!(a, b, "seed {seed}: {n} neurons, {slots} slots, {times} tokens");
-        }
-    }
-
-    #[test]
-    fn no_policy_exceeds_the_bound_and_without_loads_the_best_one_reaches_it() {
-        for seed in 0..120 {
-            let mut prng = Prng::new(seed);
-            let (n, times) = (2 + prng.below(4) as usize, 2 + prng.below(7) as usize);
-            let slots = 1 + prng.below(n as u64) as usize;
-            let uses: Vec<Vec<u32>> =
-                (0..n).map(|_| (0..times as u32).filter(|_| prng.below(3) == 0).collect()).collect();
-            let placed: Vec<PublishedId> = (0..slots).map(PublishedId::new).collect();
-            let all: u64 =
-                (0..times).map(|t| uses.iter().filter(|u| u.contains(&(t as u32))).count().min(slots) as u64).sum();
-            let kept = as_they_come(&uses, &placed, slots, times);
-            for loads in 0..4 {
-                let best = brute(&uses, &placed, slots, times, loads);
-                let bound = all.min(kept + loads as u64);
-                assert!(best <= bound, "seed {seed}, {loads} loads: {best} above {bound}");
-                if loads == 0 {
-                    let static_best = uses[..slots].iter().map(|u| u.len() as u64).sum::<u64>();
-                    assert_eq!(best, static_best, "seed {seed}");
-                }
-            }
-        }
-    }
 }

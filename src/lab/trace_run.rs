@@ -26,6 +26,31 @@ pub fn active(row: &[u8], out: &mut Vec<u32>) {
     }
 }
 
+/// Replaces `out` by the neurons of a layer whose predicted probability, times 255, reaches the threshold of where they lie: those with `here[neuron]` on the
+/// device. Returns whether probabilities were read as bits; `unpacked` is memory for them if not.
+pub(super) fn chosen(
+    trace: &TraceFile,
+    layer: usize,
+    token: usize,
+    thresholds: PerTier<u8>,
+    here: &[bool],
+    unpacked: &mut Vec<u8>,
+    out: &mut Vec<u32>,
+) -> bool {
+    // A probability of 0 reaches no threshold but 0.
+    let by_bits = trace.has_bits(TraceSection::Own) && Tier::ALL.into_iter().all(|tier| thresholds[tier] > 0);
+    if by_bits {
+        active(trace.row(TraceSection::Own, layer, token), out);
+    } else {
+        let own = trace.probabilities(TraceSection::Own, layer, token, unpacked);
+        let least = [Tier::Host, Tier::Device].map(|tier| thresholds[tier]);
+        let reaches = own.iter().zip(here).enumerate().filter(|(_, (p, here))| **p >= least[usize::from(**here)]);
+        out.clear();
+        out.extend(reaches.map(|(n, _)| n as u32));
+    }
+    by_bits
+}
+
 /// A decision about a layer, which takes effect when the next layer begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnedDecision {
@@ -109,7 +134,7 @@ const SEQUENCE: [u64; 1] = [1];
 
 /// A probability times 255, as the trace stores them. One above 0 is not rounded to 0: most probabilities in a trace are 0, and all those
 /// neurons would be computed.
-fn bin(threshold: f32) -> u8 {
+pub(super) fn bin(threshold: f32) -> u8 {
     if threshold > 0.0 { to_bin(threshold).max(1) } else { 0 }
 }
 
@@ -207,18 +232,8 @@ impl<'a> TraceRun<'a> {
     pub fn choose(&mut self, layer: usize, token: usize) {
         self.find(layer);
         let (trace, thresholds) = (self.trace, self.thresholds[layer]);
-        // A probability of 0 reaches no threshold but 0.
-        let by_bits = trace.has_bits(TraceSection::Own) && Tier::ALL.into_iter().all(|tier| thresholds[tier] > 0);
-        if by_bits {
-            active(trace.row(TraceSection::Own, layer, token), &mut self.computed);
-        } else {
-            let own = trace.probabilities(TraceSection::Own, layer, token, &mut self.unpacked[0]);
-            let least = [Tier::Host, Tier::Device].map(|tier| thresholds[tier]);
-            let reaches =
-                own.iter().zip(&self.here).enumerate().filter(|(_, (p, here))| **p >= least[usize::from(**here)]);
-            self.computed.clear();
-            self.computed.extend(reaches.map(|(n, _)| n as u32));
-        }
+        let TraceRun { here, unpacked: [unpacked, _], computed, .. } = self;
+        let by_bits = chosen(trace, layer, token, thresholds, here, unpacked, computed);
         let [truth, own] = [TraceSection::Active, TraceSection::Own].map(|part| trace.row(part, layer, token));
         // The exact predictor is right, and a copy is faster than a search of bits.
         if by_bits && truth == own {

@@ -141,8 +141,8 @@ pub fn run(args: Args) -> Result<()> {
     for (name, ahead) in
         std::iter::once(("--ahead", args.ahead)).chain(args.lookaheads.iter().map(|&a| ("--lookaheads", a)))
     {
-        if ahead >= model.config.layers || (ahead == 0 && name == "--ahead") {
-            let why = format!("{name} {ahead}: the model has {} layers; take 1 or more", model.config.layers);
+        if ahead >= model.config.layers().len() || (ahead == 0 && name == "--ahead") {
+            let why = format!("{name} {ahead}: the model has {} layers; take 1 or more", model.config.layers().len());
             return Err(Error::Usage(why));
         }
     }
@@ -159,7 +159,7 @@ pub fn run(args: Args) -> Result<()> {
                 .into(),
         ));
     } else {
-        (None, vec![0.0; engine.model.config.layers])
+        (None, vec![0.0; engine.model.config.layers().len()])
     };
     let made = serde_json::json!({
         "program": concat!("dynamicinfer ", env!("CARGO_PKG_VERSION")),

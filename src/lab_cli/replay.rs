@@ -6,13 +6,15 @@ use crate::error::{Error, Result};
 use crate::formats::profile_file;
 use crate::formats::trace_file::TraceFile;
 use crate::ids::PublishedId;
+use crate::lab::bound::{Uses, bound_of};
 use crate::lab::clusters::computed_share;
 use crate::lab::replay::{self, Outcome, ReplayOptions, frequencies, likeness};
 use crate::lab::simulate::calibration::Statistics;
-use crate::lab::stage_costs;
 use crate::lab::synth::experts::Routing;
 use crate::placement::policy::{self, PlacementPolicy as Placement};
 use crate::profile::Profile;
+use crate::scheduler::costs::{Lane, StageCosts};
+use crate::scheduler::h200;
 use crate::scheduler::{Policy, Rules};
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
@@ -50,8 +52,8 @@ pub struct Args {
     /// Probability from which on a neuron is computed; frequencies count those [default: as the trace was recorded, else 0.5]
     #[arg(long)]
     threshold: Option<f32>,
-    /// What a move costs, in computed neurons: the share of the time for which the CPU reads memory, 0 to 1
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    /// What a move costs, in computed neurons
+    #[arg(long, value_name = "NEURONS", default_value_t = 0.0)]
     cost: f64,
     /// Look-ahead is never wrong: what its errors cost is the difference
     #[arg(long, hide_short_help = true)]
@@ -86,6 +88,15 @@ struct Constants {
     /// Weight of a neuron's frequency beside its predicted activation, instead of the policy's own
     #[arg(long, hide_short_help = true)]
     lambda: Option<f32>,
+    /// How many times lambda a hit that a move costs adds to it, instead of the policy's own
+    #[arg(long, hide_short_help = true)]
+    dearer: Option<f32>,
+    /// Where so many times what the link brings is missing, it is as scarce as can be, instead of the policy's own; 1 for always
+    #[arg(long, hide_short_help = true)]
+    scarce: Option<f32>,
+    /// Do not bring all that is foreseen where the link can: a layer is worth what its neurons are
+    #[arg(long, hide_short_help = true)]
+    no_complete: bool,
     /// What is left of a frequency a token later, instead of the policy's own
     #[arg(long, hide_short_help = true)]
     decay: Option<f32>,
@@ -114,6 +125,9 @@ impl Constants {
     fn of(&self, rules: Rules) -> Rules {
         Rules {
             lambda: self.lambda.filter(|_| rules.lambda > 0.0).unwrap_or(rules.lambda),
+            dearer: self.dearer.unwrap_or(rules.dearer),
+            scarce: self.scarce.unwrap_or(rules.scarce),
+            completes: rules.completes && !self.no_complete,
             decay: self.decay.unwrap_or(rules.decay),
             margin: self.margin.unwrap_or(rules.margin),
             pinned: self.phi.filter(|_| rules.pinned.is_finite()).unwrap_or(rules.pinned),
@@ -187,19 +201,36 @@ struct Row {
     times: Vec<Times>,
 }
 
-/// Mean times of a layer, us.
+/// Mean times of a layer, us; of the bound, what no policy is faster than.
 #[derive(Serialize)]
 struct Times {
     costs: &'static str,
     ffn_us: f64,
     layer_us: f64,
+    /// Of a layer of 7B, of which the same shares are the CPU's and move.
+    layer_7b_us: f64,
 }
 
+/// Neurons of a layer of 7B.
+const NEURONS_7B: f64 = 11008.0;
+
 impl Row {
-    fn new((ffn_share, whole_layers, link_percent): (f64, f64, f64), policy: Option<Policy>, outcome: Outcome) -> Row {
-        let times = Times::of(&outcome);
-        let balanced_ns = stage_costs::h200_lanes().attention_ns + outcome.stage_ns / outcome.layers.max(1) as f64;
-        let balanced_us = (outcome.stage_ns > 0.0).then_some(balanced_ns / 1e3);
+    /// `stage_ns` says what all stages take by costs; `neurons` are a layer's.
+    fn new(
+        (ffn_share, whole_layers, link_percent): (f64, f64, f64),
+        policy: Option<Policy>,
+        outcome: Outcome,
+        stage_ns: impl Fn(&StageCosts) -> f64,
+        neurons: usize,
+    ) -> Row {
+        let layers = outcome.layers.max(1) as f64;
+        let times = |(costs, by): (&'static str, StageCosts)| {
+            let seven = scaled(by, NEURONS_7B / neurons as f64);
+            let [ffn_us, ffn_7b_us] = [by, seven].map(|by| stage_ns(&by) / layers / 1e3);
+            let attention_us = h200::ATTENTION_NS / 1e3;
+            Times { costs, ffn_us, layer_us: attention_us + ffn_us, layer_7b_us: attention_us + ffn_7b_us }
+        };
+        let balanced_us = (outcome.stage_ns > 0.0).then_some((h200::ATTENTION_NS + outcome.stage_ns / layers) / 1e3);
         Row {
             ffn_share,
             whole_layers,
@@ -208,19 +239,15 @@ impl Row {
             gpu_share: outcome.gpu_share(),
             outcome,
             balanced_us,
-            times,
+            times: [("h200", h200::stage()), ("pc", replay::desktop())].map(times).into(),
         }
     }
 }
 
-impl Times {
-    fn of(outcome: &Outcome) -> Vec<Times> {
-        let times = |(costs, by): (&'static str, _)| {
-            let (ffn, layer) = outcome.layer_ns(by);
-            Times { costs, ffn_us: ffn / 1e3, layer_us: layer / 1e3 }
-        };
-        [("h200", &stage_costs::h200()), ("pc", &stage_costs::pc())].map(times).into()
-    }
+/// The same costs where a layer has `times` as many neurons.
+fn scaled(costs: StageCosts, times: f64) -> StageCosts {
+    let lanes = costs.lanes.map(|lane| Lane { neuron_ns: lane.neuron_ns * times, ..lane });
+    StageCosts { lanes, move_ns: costs.move_ns * times, ..costs }
 }
 
 #[derive(Serialize)]
@@ -258,9 +285,10 @@ fn check(args: &Args) -> Result<()> {
     if args.clusters.contains(&0) {
         return Err(Error::Usage("--clusters 0: take 1 neuron or more".into()));
     }
-    for (name, value) in [("--cost", args.cost), ("--threshold", f64::from(args.threshold.unwrap_or(0.0)))] {
-        if !(0.0..=1.0).contains(&value) {
-            return Err(Error::Usage(format!("{name} {value}: take a share, 0 to 1")));
+    let threshold = f64::from(args.threshold.unwrap_or(0.0));
+    for (name, value, top) in [("--cost", args.cost, 100.0), ("--threshold", threshold, 1.0)] {
+        if !(0.0..=top).contains(&value) {
+            return Err(Error::Usage(format!("{name} {value}: take 0 to {top}")));
         }
     }
     Ok(())
@@ -283,14 +311,16 @@ pub fn run(args: Args) -> Result<()> {
     };
     let own = if args.placement == Start::Own { frequencies(&trace, |text| text >= skip) } else { Vec::new() };
     let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy.clone() };
-    // A row for each policy, and one for the bound.
-    let each = policies.len() + usize::from(!args.no_bound);
+    // A row for each policy, and one for the bound, which is of one threshold for device and CPU.
+    let has_bound = !args.no_bound && !args.balance;
+    let each = policies.len() + usize::from(has_bound);
     let all = (args.ffn_share.len() * args.link.len() * each) as u64;
     let progress = Progress::new("replaying", Unit::Percent);
     let mut rows = Vec::new();
     for &share in &args.ffn_share {
         let (slots, placed) = args.placement.place(&history, &own, share, args.seed);
         let whole_layers = replay::whole_layers(h, &slots);
+        let uses = has_bound.then(|| Uses::of(&trace, skip, &placed, &h.thresholds(args.threshold)));
         for &percent in &args.link {
             let link = percent / 100.0 * h.ffn as f64;
             for &policy in &policies {
@@ -304,17 +334,20 @@ pub fn run(args: Args) -> Result<()> {
                     history: history.clone(),
                     cost: args.cost,
                     foreseen: args.foreseen,
-                    stage: args.balance.then(|| stage_costs::h200_lanes().stage),
+                    stage: args.balance.then(h200::with_device),
                     seed: args.seed,
                     skip,
                 };
                 let outcome = replay::replay(&trace, &setting);
-                rows.push(Row::new((share, whole_layers, percent), Some(policy), outcome));
+                let by = |costs: &StageCosts| outcome.stage_ns_by(costs);
+                rows.push(Row::new((share, whole_layers, percent), Some(policy), outcome, by, h.ffn));
                 progress.step(rows.len() as u64, all)?;
             }
-            if !args.no_bound {
-                let outcome = replay::bound_outcome(&trace, skip, &slots, &placed, link);
-                rows.push(Row::new((share, whole_layers, percent), None, outcome));
+            if let Some(uses) = &uses {
+                let (hits, active) = bound_of(&trace, skip, &slots, &placed, link);
+                let outcome = Outcome { active, hits, layers: uses.stages(), ..Outcome::default() };
+                let by = |costs: &StageCosts| uses.least_ns(&slots, link, costs);
+                rows.push(Row::new((share, whole_layers, percent), None, outcome, by, h.ffn));
             }
             progress.step(rows.len() as u64, all)?;
         }

@@ -1,6 +1,7 @@
-//! The shape of a model: plain data, the same whatever file it came from, stored in the neuron store's header.
+//! The shape of a model: plain data, the same whatever file it came from, made of what the file says ([`super::Description`]).
 
-use super::form::{Experts, LayerForm, OwnFfn, OwnForm, RouterInput, check_taps, is_one, is_zero, one};
+use super::layer::{Attention, Experts, FfnParts, LayerForm, Mixer};
+pub use super::rope::{RopeScaling, rope_frequencies};
 use crate::error::excerpt;
 use crate::exp::silu;
 use serde::{Deserialize, Serialize};
@@ -227,14 +228,9 @@ pub enum Positions {
     },
 }
 
-/// Layers that a model may have: more than any published one.
-const MAX_LAYERS: usize = 1 << 12;
-/// Neurons that an FFN may have: more than any published model's.
-const MAX_WIDTH: usize = 1 << 20;
-
-/// The shape of a model and what its layers are, whatever file it came from. [`ModelConfig::check`] says what must hold.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// The shape of a model and what each of its layers is, whatever file it came from ([`super::described::Description`]). What stands here is the
+/// same for all layers.
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Family by its usual name, as `model::families` has it.
     pub family: String,
@@ -242,232 +238,314 @@ pub struct ModelConfig {
     pub name: String,
     /// Numbers of the residual per token.
     pub hidden: usize,
-    /// How many layers it has.
-    pub layers: usize,
-    /// Query heads of a layer.
-    pub heads: usize,
-    /// Divides `heads`.
-    pub kv_heads: usize,
-    /// Numbers of a head; even.
-    pub head_dim: usize,
-    /// Neurons of an FFN, or of one expert of a mixture; the most of a layer where they differ ([`LayerForm::widths`]).
-    pub ffn: usize,
     /// Rows of the embedding: at least one for each token.
     pub vocab: usize,
     /// Positions the model was trained for.
     pub context: usize,
-    /// Attention sees this many positions back, where the model has such a limit.
-    pub window: Option<usize>,
     /// The kind of all its norms, and their epsilon.
     pub norm: Norm,
-    /// The FFN's activation function.
+    /// The activation function of all FFNs.
     pub activation: Activation,
-    /// Whether the FFN has a gate, and what passes through the activation.
+    /// Whether FFNs have gates, and what passes through the activation.
     pub ffn_kind: Ffn,
-    /// How positions are told apart.
-    pub positions: Positions,
-    /// Queries, keys and values have biases.
-    pub attention_bias: bool,
-    /// Attention's output projection has a bias.
-    pub output_bias: bool,
-    /// The FFN's up and down have biases.
+    /// The up and down of FFNs have biases.
     pub ffn_bias: bool,
+    /// Rows of the table of learned positions that stand before that of position 0; `None` where no position has a vector.
+    pub learned_positions: Option<usize>,
+    /// Numbers that each layer gets of a token beside the residual ([`super::per_layer`]); 0 where there are none.
+    pub per_layer: usize,
     /// The head is the embedding matrix.
     pub tied: bool,
-    /// How its layers differ from Llama's. It is left out of headers and fingerprints where they do not.
-    #[serde(default, skip_serializing_if = "LayerForm::is_default")]
-    pub form: LayerForm,
     /// A token's embedding is multiplied by this.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
     pub embedding_scale: f32,
+    /// What attention and FFN add to the residual is multiplied by this; 1 for most models, and once a store is open, because it is worked
+    /// into other numbers then.
+    pub residual_scale: f32,
     /// Logits are multiplied by this.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
     pub logit_scale: f32,
     /// Logits x become cap * tanh(x / cap); 0 where they stay as they are.
-    #[serde(default, skip_serializing_if = "is_zero")]
     pub logit_cap: f32,
+    /// Radians per position of each pair that is rotated, scaling included, by the number that attention has for them.
+    pub(super) rotations: Vec<Vec<f32>>,
+    pub(super) layers: Vec<LayerForm>,
+    pub(super) facts: Facts,
+}
+
+/// What holds of all layers together, looked at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Facts {
+    parts: FfnParts,
+    widest_ffn: usize,
+    clusters: usize,
+    neurons: usize,
+    movable: usize,
+    movable_layers: usize,
+    used: usize,
+    neurons_inside: bool,
+    shared: bool,
+    normed_shared: bool,
+    norms_outputs: bool,
+}
+
+impl Facts {
+    pub(super) fn of(layers: &[LayerForm]) -> Facts {
+        let most = |of: fn(&LayerForm) -> usize| layers.iter().map(of).max().unwrap_or(0);
+        let mixtures = || layers.iter().filter_map(|layer| layer.ffn.experts());
+        let shared = || mixtures().filter_map(|experts| experts.shared);
+        Facts {
+            parts: match mixtures().next() {
+                None => FfnParts::Neurons,
+                Some(experts) if experts.routed() => FfnParts::Experts,
+                Some(_) => FfnParts::Clusters,
+            },
+            widest_ffn: most(|layer| layer.ffn.width()),
+            clusters: most(|layer| layer.ffn.clusters()),
+            neurons: most(|layer| layer.ffn.neurons()),
+            movable: most(|layer| layer.ffn.movable()),
+            movable_layers: layers.iter().filter(|layer| layer.ffn.movable() > 0).count(),
+            used: mixtures().filter(|experts| experts.count > 0).map(|experts| experts.used).max().unwrap_or(0),
+            neurons_inside: mixtures().any(|experts| experts.by_neuron),
+            shared: shared().next().is_some(),
+            normed_shared: shared().any(|shared| shared.normed),
+            norms_outputs: layers.iter().any(|layer| layer.norms.after()),
+        }
+    }
 }
 
 impl ModelConfig {
+    /// What each layer is, in their order.
+    #[inline]
+    pub fn layers(&self) -> &[LayerForm] {
+        &self.layers
+    }
+
+    /// What layer number `layer` is.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    #[inline]
+    pub fn layer(&self, layer: usize) -> &LayerForm {
+        &self.layers[layer]
+    }
+
+    /// Changes layers; their number stays.
+    pub fn change_layers(&mut self, mut change: impl FnMut(usize, &mut LayerForm)) {
+        self.layers.iter_mut().enumerate().for_each(|(number, layer)| change(number, layer));
+        self.facts = Facts::of(&self.layers);
+    }
+
+    /// What layer number `layer` reads other positions with.
+    pub fn mixer(&self, layer: usize) -> Mixer {
+        self.layers[layer].mixer
+    }
+
+    /// The same of each layer.
+    pub fn mixers(&self) -> impl Iterator<Item = Mixer> {
+        self.layers.iter().map(|layer| layer.mixer)
+    }
+
+    /// The attention of layer number `layer`, if it has any.
+    pub fn attention(&self, layer: usize) -> Option<Attention> {
+        self.mixer(layer).attention()
+    }
+
+    /// The attention of each layer that has any.
+    pub fn attentions(&self) -> impl Iterator<Item = Attention> {
+        self.mixers().filter_map(Mixer::attention)
+    }
+
+    /// The most that the mixer of any layer has of something: what memory for all of them is made for.
+    pub fn most_of_mixers(&self, of: impl Fn(&Mixer) -> usize) -> usize {
+        self.mixers().map(|mixer| of(&mixer)).max().unwrap_or(0)
+    }
+
+    /// Whether some layer keeps a state that a text cannot be cut back in.
+    pub fn recurs(&self) -> bool {
+        self.mixers().any(|mixer| mixer.kept() > 0)
+    }
+
+    /// Radians per position of the pair (i, i + head_dim / 2), `[head_dim / 2]`, scaling included, 0 where a pair is not rotated;
+    /// empty where nothing is. With latents those of the pair (2i, 2i + 1) of the rotated part.
+    pub fn rotary(&self, attention: &Attention) -> &[f32] {
+        let Some(all) = attention.rotation.map(|number| &self.rotations[number]) else { return &[] };
+        &all[..attention.latent.map_or(all.len(), |latent| latent.rope / 2)]
+    }
+
+    /// The rotations that layers without latents have, and what rotated numbers are multiplied by; each once.
+    pub fn rotations(&self) -> Vec<(&[f32], f32)> {
+        let mut all = Vec::new();
+        for a in self.attentions().filter(|a| a.latent.is_none() && a.rotation.is_some()) {
+            let rotation = (self.rotary(&a), a.rotary_scale);
+            if !all.contains(&rotation) {
+                all.push(rotation);
+            }
+        }
+        all
+    }
+
+    /// The most that the attention of any layer has of something: what memory for all of them is made for.
+    pub fn most_of_attention(&self, of: impl Fn(&Attention) -> usize) -> usize {
+        self.attentions().map(|attention| of(&attention)).max().unwrap_or(0)
+    }
+
+    /// The experts of a layer of a mixture; `None` of other models.
+    #[inline]
+    pub fn experts(&self, layer: usize) -> Option<Experts> {
+        self.layers[layer].ffn.experts()
+    }
+
+    /// Whether layer number `layer` has an FFN.
+    pub fn has_ffn(&self, layer: usize) -> bool {
+        self.layers[layer].ffn.is_there()
+    }
+
+    /// Neurons of the FFN of layer `layer`, or of one of its experts; 0 where a layer of a model without experts has no FFN.
+    #[inline]
+    pub fn width(&self, layer: usize) -> usize {
+        self.layers[layer].ffn.width()
+    }
+
+    /// The layer whose FFN says what that of layer number `layer` would be: itself, or the first that has one.
+    pub fn ffn_like(&self, layer: usize) -> usize {
+        let first = || self.layers.iter().position(|layer| layer.ffn.is_there()).expect("some layer has an FFN");
+        if self.has_ffn(layer) { layer } else { first() }
+    }
+
+    /// Parts of layer number `layer` that lie on a device or not by themselves: none of one without an FFN, or without a router in a mixture.
+    pub fn movable_of(&self, layer: usize) -> usize {
+        self.layers[layer].ffn.movable()
+    }
+
+    /// Whether an output of attention or of an FFN is normed before it is added, in some layer.
+    pub fn norms_outputs(&self) -> bool {
+        self.facts.norms_outputs
+    }
+}
+
+/// What holds of all layers together.
+impl ModelConfig {
+    /// What FFNs consist of.
+    pub fn parts(&self) -> FfnParts {
+        self.facts.parts
+    }
+
+    /// Whether FFNs consist of experts or clusters.
+    pub fn is_mixture(&self) -> bool {
+        self.facts.parts != FfnParts::Neurons
+    }
+
+    /// Whether routers choose among experts.
+    pub fn is_routed(&self) -> bool {
+        self.facts.parts == FfnParts::Experts
+    }
+
+    /// Whether FFNs were cut into clusters.
+    pub fn has_clusters(&self) -> bool {
+        self.facts.parts == FfnParts::Clusters
+    }
+
+    /// Whether experts or clusters are moved as a whole.
+    pub fn has_whole_experts(&self) -> bool {
+        self.is_mixture() && !self.neurons_inside()
+    }
+
+    /// Whether it is a mixture whose experts are packed by neuron: neurons inside them can be left out and moved one by one.
+    pub fn neurons_inside(&self) -> bool {
+        self.facts.neurons_inside
+    }
+
+    /// Whether tokens pass through something beside the experts that a router chooses, in some layer of a mixture.
+    pub fn has_shared(&self) -> bool {
+        self.facts.shared
+    }
+
+    /// Whether such a thing has norms of its own.
+    pub fn has_normed_shared(&self) -> bool {
+        self.facts.normed_shared
+    }
+
+    /// Whether most clusters of a layer add exactly nothing for a token: those of an activation with zeros, or experts that are not chosen.
+    pub fn has_zeros(&self) -> bool {
+        self.is_mixture() || self.activation.is_sparse()
+    }
+
+    /// Neurons of the widest FFN, or of the widest expert.
+    #[inline]
+    pub fn widest_ffn(&self) -> usize {
+        self.facts.widest_ffn
+    }
+
+    /// Parts of an FFN that are chosen and counted by themselves, of the layer that has the most: its neurons, or the experts of a mixture.
+    pub fn clusters(&self) -> usize {
+        self.facts.clusters
+    }
+
+    /// Neurons of the layer that has the most; of a mixture those of all its experts, one expert after the other.
+    pub fn neurons(&self) -> usize {
+        self.facts.neurons
+    }
+
+    /// Parts of an FFN that lie on a device or not by themselves, of the layer that has the most: its neurons, also those of experts that are
+    /// packed by neuron, or the experts of another mixture.
+    pub fn movable(&self) -> usize {
+        self.facts.movable
+    }
+
+    /// Layers that have something movable.
+    pub fn movable_layers(&self) -> usize {
+        self.facts.movable_layers
+    }
+
+    /// Experts that a token has of a layer at most.
+    pub fn most_used_experts(&self) -> usize {
+        self.facts.used
+    }
+
+    /// Experts of each layer that has some to choose from, or clusters that its FFN was cut into.
+    pub fn mixtures(&self) -> impl Iterator<Item = Experts> {
+        self.layers.iter().filter_map(|layer| layer.ffn.experts()).filter(|experts| experts.count > 0)
+    }
+
+    /// The most that the experts of any layer have of something; 0 of other models.
+    pub fn most_of_experts(&self, of: impl Fn(&Experts) -> usize) -> usize {
+        self.mixtures().map(|experts| of(&experts)).max().unwrap_or(0)
+    }
+
+    /// Share of all experts that a token has.
+    pub fn used_share(&self) -> f64 {
+        let sum = |of: fn(&Experts) -> usize| self.mixtures().map(|experts| of(&experts)).sum::<usize>() as f64;
+        sum(|experts| experts.used) / sum(|experts| experts.count)
+    }
+
+    /// Why it is read in place and never packed; `None` where it can be packed.
+    pub fn only_in_place(&self) -> Option<&'static str> {
+        match (self.is_routed(), self.per_layer > 0) {
+            (true, _) => Some("a mixture of experts"),
+            (_, true) => Some("a model with embeddings for each layer"),
+            _ if self.attentions().any(|attention| attention.latent.is_some()) => Some("a model with latent attention"),
+            _ => None,
+        }
+    }
+
     /// Weights of attention, FFNs, embedding and head, without norms, biases and learned positions; a tied head is counted once.
     pub fn parameters(&self) -> u64 {
         let h = self.hidden as u64;
         let attention: u64 = self.mixers().map(|mixer| mixer.weights(self.hidden) as u64).sum();
-        let neurons = |layer: usize| match self.experts(layer) {
-            Some(experts) => self.ffn * experts.count + experts.shared.map_or(0, |shared| shared.width),
-            None => self.width(layer),
+        let of_latents: u64 = self.attentions().map(|attention| attention.latent_weights() as u64).sum();
+        let neurons = |layer: &LayerForm| {
+            let shared = layer.ffn.experts().and_then(|experts| experts.shared);
+            (layer.ffn.neurons() + shared.map_or(0, |shared| shared.width)) as u64
         };
-        let ffn = self.ffn_kind.rows() as u64 * h * (0..self.layers).map(|layer| neurons(layer) as u64).sum::<u64>();
+        let ffn = self.ffn_kind.rows() as u64 * h * self.layers.iter().map(neurons).sum::<u64>();
         let embeddings = h * self.vocab as u64 * if self.tied { 1 } else { 2 };
-        let of_layers = (self.layers * self.form.per_layer) as u64 * (self.vocab as u64 + 3 * h);
-        attention + ffn + embeddings + of_layers
-    }
-
-    /// Checks the numbers and what must hold between them; the error is a message that names the field. The limits keep products
-    /// inside 64 bits and refuse shapes that no real model has: they come from damaged files.
-    pub fn check(&self) -> Result<(), String> {
-        let bounds = [
-            ("hidden size", self.hidden, 1 << 17),
-            ("layer count", self.layers, MAX_LAYERS),
-            ("FFN size", self.ffn, MAX_WIDTH),
-            ("vocabulary size", self.vocab, 1 << 22),
-            ("context length", self.context, 1 << 24),
-        ];
-        for (what, value, top) in bounds {
-            if value == 0 || value > top {
-                return Err(format!("{what} is {value}; it must be 1 to {top}"));
-            }
-        }
-        check_heads(self.heads, self.kv_heads, self.head_dim)?;
-        let (Norm::Rms(eps) | Norm::Layer(eps)) = self.norm;
-        if !(eps > 0.0 && eps < 0.1) {
-            return Err(format!("norm epsilon {eps} is not between 0 and 0.1"));
-        }
-        if self.window == Some(0) {
-            return Err("the attention window is 0".into());
-        }
-        self.check_form()?;
-        match &self.positions {
-            Positions::Rope { frequencies } => check_frequencies(frequencies, self.head_dim),
-            Positions::Learned { offset } if *offset > 1 << 12 => {
-                Err(format!("{offset} positions before the first; it must be 0 to 4096"))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl ModelConfig {
-    fn check_form(&self) -> Result<(), String> {
-        let scales = [
-            ("embedding scale", self.embedding_scale),
-            ("residual scale", self.form.residual_scale),
-            ("logit scale", self.logit_scale),
-        ];
-        if let Some((what, scale)) = scales.into_iter().find(|(_, scale)| !(1e-3..=1e3).contains(scale)) {
-            return Err(format!("{what} {scale} is not between 0.001 and 1000"));
-        }
-        if !(0.1..=10.0).contains(&self.form.rotary_scale) {
-            return Err(format!(
-                "rotated queries and keys are multiplied by {}; it must be 0.1 to 10",
-                self.form.rotary_scale
-            ));
-        }
-        let is_biased = self.form.experts.is_some_and(|experts| experts.biases);
-        let is_clamped = self.ffn_kind == Ffn::GatedClamped || self.activation == Activation::ClampedSwish;
-        if is_clamped && !is_biased {
-            return Err("a clamped SwiGLU is supported for experts with biases only".into());
-        }
-        if self.form.residual_scale != 1.0 && matches!(self.positions, Positions::Learned { .. }) {
-            return Err("a residual scale beside learned positions is not supported".into());
-        }
-        let widths = &self.form.widths;
-        if !widths.is_empty() && widths.len() != self.layers {
-            return Err(format!("{} FFN sizes for {} layers", widths.len(), self.layers));
-        }
-        if let (Some(least), Some(most), 0) = (widths.iter().min(), widths.iter().max(), self.form.per_layer) {
-            return Err(format!(
-                "its layers have FFNs of {least} to {most} neurons; only one size for all is supported"
-            ));
-        }
-        for (what, list) in [("rotated", &self.form.rotated), ("windowed", &self.form.windowed)] {
-            if !list.is_empty() && list.len() != self.layers {
-                return Err(format!("{} numbers say which of {} layers are {what}", list.len(), self.layers));
-            }
-        }
-        if let Some(experts @ Experts { shared, biases, reads, .. }) = self.form.experts {
-            experts.check()?;
-            if let Some(width) = shared.map(|shared| shared.width).filter(|width| !(1..=MAX_WIDTH).contains(width)) {
-                return Err(format!("the shared expert's size is {width}; it must be 1 to {MAX_WIDTH}"));
-            }
-            if self.ffn_bias || biases && self.ffn_kind == Ffn::Plain {
-                return Err("biases of neurons in a mixture, or of experts without gates, are not supported".into());
-            }
-            if self.form.norms.parallel() || self.form.residual_scale != 1.0 {
-                return Err("experts beside parallel attention or with a residual scale are not supported".into());
-            }
-            if biases && (shared.is_some() || reads != RouterInput::FfnNorm) {
-                return Err(
-                    "biases of experts beside shared ones or a router that reads another input are not supported"
-                        .into(),
-                );
-            }
-        }
-        if self.form.qk_norm && matches!(self.norm, Norm::Layer(_)) {
-            return Err("LayerNorms of queries and keys are not supported".into());
-        }
-        if self.form.norms.after() && (self.form.residual_scale != 1.0 || matches!(self.norm, Norm::Layer(_))) {
-            return Err("norms behind attention and FFN beside LayerNorm or a residual scale are not supported".into());
-        }
-        if self.form.query_scale != 1.0 && !(self.form.qk_norm && (0.01..=100.0).contains(&self.form.query_scale)) {
-            return Err(format!(
-                "queries are multiplied by {}; it must be 0.01 to 100, and the queries must be normed",
-                self.form.query_scale
-            ));
-        }
-        self.check_parts()?;
-        let mut grouped = vec![false; self.layers];
-        for &layer in self.form.own.iter().flat_map(|own| &own.layers) {
-            match grouped.get_mut(layer) {
-                Some(seen) if !*seen => *seen = true,
-                Some(_) => return Err(format!("layer {layer} is in two groups of layers")),
-                None => return Err(format!("a group of layers names layer {layer} of {}", self.layers)),
-            }
-        }
-        self.form.own.iter().try_for_each(|own| self.check_own(own))?;
-        if self.attentions().next().is_none() {
-            return Err("no layer has attention".into());
-        }
-        if self.movable_layers() == 0 {
-            let what = if self.form.experts.is_some() { "of a mixture has experts" } else { "has an FFN" };
-            return Err(format!("no layer {what}"));
-        }
-        Ok(())
-    }
-
-    /// Checks what a group of layers has of its own.
-    fn check_own(&self, own: &OwnForm) -> Result<(), String> {
-        let Some(&first) = own.layers.first() else { return Err("a group of layers has no layers".into()) };
-        if !own.layers.is_sorted_by(|a, b| a < b) {
-            return Err("the layers of a group are not in ascending order".into());
-        }
-        match own.ffn {
-            Some(OwnFfn::Absent)
-                if self.form.experts.is_none()
-                    && (self.form.norms.parallel() || self.form.output_scales || self.form.per_layer > 0) =>
-            {
-                let beside = "parallel attention, scales of layers or embeddings for each layer";
-                return Err(format!("layers without an FFN beside {beside} are not supported"));
-            }
-            Some(own) if self.form.experts.map_or(own != OwnFfn::Absent, |experts| experts.biases) => {
-                let only = "which is supported in a mixture without biases only";
-                return Err(format!("a group of layers has an FFN of its own, {only}"));
-            }
-            Some(OwnFfn::Dense(width)) if !(1..=MAX_WIDTH).contains(&width) => {
-                return Err(format!("the FFN of layer {first} has {width} neurons; it must have 1 to {MAX_WIDTH}"));
-            }
-            _ => {}
-        }
-        own.convolution.map_or(Ok(()), check_taps)?;
-        own.linear.map_or(Ok(()), |linear| linear.check())?;
-        if own.convolution.is_some() && own.linear.is_some() {
-            return Err(format!("layer {first} has both a convolution and linear attention in the place of attention"));
-        }
-        let Some(a) = self.attention(first) else { return Ok(()) };
-        check_heads(a.heads, a.kv_heads, a.head_dim)?;
-        match &own.frequencies {
-            Some(frequencies) => check_frequencies(frequencies, a.head_dim),
-            None if own.head_dim.is_some_and(|dim| dim != self.head_dim) && !a.rotary.is_empty() => {
-                Err(format!("layers with heads of {} numbers have no RoPE frequencies of their own", a.head_dim))
-            }
-            None => Ok(()),
-        }
+        let of_layers = (self.layers.len() * self.per_layer) as u64 * (self.vocab as u64 + 3 * h);
+        attention + of_latents + ffn + embeddings + of_layers
     }
 
     /// The same model with its residual divided by the residual scale, so that attention and FFN add to it unscaled. A norm's result
     /// stays the same once its epsilon is divided by the square of the scale; embeddings get it into their own scale.
     pub fn in_residual_units(mut self) -> ModelConfig {
-        let scale = std::mem::replace(&mut self.form.residual_scale, 1.0);
+        let scale = std::mem::replace(&mut self.residual_scale, 1.0);
         if scale == 1.0 {
             return self;
         }
@@ -476,119 +554,4 @@ impl ModelConfig {
         self.embedding_scale /= scale;
         self
     }
-}
-
-/// Checks the heads of an attention.
-fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) -> Result<(), String> {
-    let sizes = [("head count", heads), ("key/value head count", kv_heads), ("head dimension", head_dim)];
-    if let Some((what, value)) = sizes.into_iter().find(|(_, value)| !(1..=1 << 12).contains(value)) {
-        return Err(format!("{what} is {value}; it must be 1 to 4096"));
-    }
-    if !heads.is_multiple_of(kv_heads) {
-        return Err(format!("{heads} heads cannot share {kv_heads} key/value heads"));
-    }
-    if !head_dim.is_multiple_of(2) {
-        return Err(format!("head dimension {head_dim} is odd"));
-    }
-    Ok(())
-}
-
-/// Checks the radians per position of an attention with heads of `head_dim` numbers.
-fn check_frequencies(frequencies: &[f32], head_dim: usize) -> Result<(), String> {
-    if frequencies.len() != head_dim / 2 {
-        return Err(format!("{} RoPE frequencies for head dimension {head_dim}", frequencies.len()));
-    }
-    match frequencies.iter().all(|f| f.is_finite() && *f >= 0.0) {
-        true => Ok(()),
-        false => Err("a RoPE frequency is not a finite positive number".into()),
-    }
-}
-
-/// Checks a number of layers before a list of as many is made.
-///
-/// # Errors
-/// A message with the number that it must be.
-pub fn check_layers(layers: usize) -> Result<usize, String> {
-    match layers {
-        1..=MAX_LAYERS => Ok(layers),
-        _ => Err(format!("the layer count is {layers}; it must be 1 to {MAX_LAYERS}")),
-    }
-}
-
-/// RoPE scaling, as the model files describe it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// Frequencies stay as they are.
-    None,
-    /// Positions divided by the factor.
-    Linear(f64),
-    /// Llama 3.1: low frequencies divided by the factor, high ones kept, a ramp between.
-    Llama3 {
-        /// What low frequencies are divided by.
-        factor: f64,
-        /// Wavelengths above `original / low` positions are scaled by the whole factor.
-        low: f64,
-        /// Wavelengths below `original / high` positions are kept.
-        high: f64,
-        /// Positions that the model was trained for before it was scaled.
-        original: f64,
-    },
-    /// A divisor per frequency, given by the file (GGUF `rope_freqs.weight`).
-    Factors(Vec<f32>),
-    /// YaRN: pairs that turn more than `fast` times within `original` positions are kept, those that turn less than `slow` times are divided
-    /// by the factor, with a ramp by number of the pair between. The bounds are not rounded to whole pairs, as gpt-oss has them.
-    Yarn {
-        /// What low frequencies are divided by.
-        factor: f64,
-        /// Turns above which a pair is kept.
-        fast: f64,
-        /// Turns below which a pair is scaled by the whole factor.
-        slow: f64,
-        /// Positions that the model was trained for before it was scaled.
-        original: f64,
-    },
-}
-
-impl RopeScaling {
-    /// What rotated queries and keys are multiplied by: of YaRN, 0.1 ln(factor) + 1.
-    pub fn of_rotated(&self) -> f32 {
-        match self {
-            RopeScaling::Yarn { factor, .. } if *factor > 1.0 => (0.1 * factor.ln() + 1.0) as f32,
-            _ => 1.0,
-        }
-    }
-}
-
-/// Radians per position for each rotated pair: theta^(-2i / head_dim), scaled.
-pub fn rope_frequencies(head_dim: usize, theta: f64, scaling: &RopeScaling) -> Vec<f32> {
-    (0..head_dim / 2)
-        .map(|i| {
-            let base = theta.powf(-2.0 * i as f64 / head_dim as f64);
-            let scaled = match scaling {
-                RopeScaling::None => base,
-                RopeScaling::Linear(factor) => base / factor,
-                RopeScaling::Factors(factors) => base / factors.get(i).copied().unwrap_or(1.0) as f64,
-                RopeScaling::Llama3 { factor, low, high, original } => {
-                    let wavelength = std::f64::consts::TAU / base;
-                    if wavelength < original / high {
-                        base
-                    } else if wavelength > original / low {
-                        base / factor
-                    } else {
-                        let smooth = (original / wavelength - low) / (high - low);
-                        (1.0 - smooth) * base / factor + smooth * base
-                    }
-                }
-                RopeScaling::Yarn { factor, fast, slow, original } => {
-                    let pair = |turns: f64| {
-                        head_dim as f64 * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * theta.ln())
-                    };
-                    let (low, high) = (pair(*fast).max(0.0), pair(*slow).min(head_dim as f64 - 1.0));
-                    let scaled = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
-                    scaled * base / factor + (1.0 - scaled) * base
-                }
-            };
-            scaled as f32
-        })
-        .collect()
 }

@@ -221,6 +221,11 @@ impl ExpertWeights {
         self.experts.first().or(self.shared.as_ref().map(|shared| &shared.ffn))
     }
 
+    /// Neurons of an expert that a router chooses; 0 where there are none.
+    pub fn width(&self) -> usize {
+        self.experts.first().map_or(0, FfnMatrices::width)
+    }
+
     /// The rows of a neuron of experts that are packed by neuron, as if they lay one after the other: their types and bytes.
     pub fn neuron_layout(&self) -> BlockLayout {
         let first = &self.experts[0];
@@ -338,6 +343,11 @@ impl FfnMatrices {
         } else {
             None
         }
+    }
+
+    /// Its neurons.
+    pub fn width(&self) -> usize {
+        self.input.parts()[0].rows
     }
 
     /// The types of gate and up, or that of up twice.

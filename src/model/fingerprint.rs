@@ -1,6 +1,6 @@
 //! Fingerprints of large models that are read in place, remembered between runs: to compute one is to read all of it.
 
-use super::config::ModelConfig;
+use super::described::Description;
 use super::source::Source;
 use crate::formats::{read_text, temporary};
 use std::fs;
@@ -29,7 +29,7 @@ impl Fingerprint {
 
 /// From a file of `dir` or kept there: named by everything that tells these files, and what they are read as, from others.
 fn remembered(dir: &Path, source: &Source) -> String {
-    let shape = ModelConfig { name: String::new(), ..source.config.clone() };
+    let shape = Description { name: String::new(), ..source.described.clone() };
     let files: Vec<String> = source.mapped().iter().map(|file| file.identity()).collect();
     let all = format!("1 {files:?} {}", serde_json::to_string(&shape).expect("plain data"));
     let path = dir.join(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(all.as_bytes())));

@@ -38,7 +38,7 @@ impl Norms {
     }
 }
 
-/// A mixture of experts: several FFNs of [`super::ModelConfig::ffn`] neurons, of which a router chooses a few for each token. The FFN's
+/// A mixture of experts: several FFNs of [`super::Description::ffn`] neurons, of which a router chooses a few for each token. The FFN's
 /// output is the sum of theirs, each times its weight. An FFN that is stored in clusters is one, too, without a router ([`Scoring::All`]).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -109,6 +109,17 @@ pub struct Groups {
     pub count: usize,
     /// How many of them a token may have experts of.
     pub used: usize,
+    /// A group's score is the sum of so many of its best experts' scores: 2, or 1 as in DeepSeek V2.
+    #[serde(default = "two", skip_serializing_if = "is_two")]
+    pub best: usize,
+}
+
+fn two() -> usize {
+    2
+}
+
+fn is_two(best: &usize) -> bool {
+    *best == 2
 }
 
 /// The shared expert of a mixture: an FFN like the others, but of a width of its own and for every token.
@@ -184,6 +195,9 @@ impl Experts {
         if groups.used == 0 || groups.used > groups.count {
             return Err(format!("{} groups for a token, of {} that there are", groups.used, groups.count));
         }
+        if !(1..=2).contains(&groups.best) {
+            return Err(format!("a group's score is that of its best {} experts; it must be 1 or 2", groups.best));
+        }
         if used > groups.used * each {
             return Err(format!("{used} experts for a token, of {} in its groups", groups.used * each));
         }
@@ -193,11 +207,6 @@ impl Experts {
     /// Whether a router chooses among them; otherwise they are the clusters of one FFN.
     pub fn routed(&self) -> bool {
         self.scoring != Scoring::All
-    }
-
-    /// What one of them is called.
-    pub fn noun(&self) -> &'static str {
-        if self.routed() { "expert" } else { "cluster" }
     }
 }
 
@@ -214,11 +223,11 @@ pub enum RouterInput {
     Own,
 }
 
-/// How layers are built, beside the sizes in [`super::ModelConfig`]. The default is Llama's layer, which is not written into a store's
+/// How layers are built, beside the sizes in [`super::Description`]. The default is Llama's layer, which is not written into a store's
 /// header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct LayerForm {
+pub struct CommonForm {
     /// Where the norms stand, and whether attention and FFN follow each other.
     pub norms: Norms,
     /// What attention and FFN add to the residual is multiplied by this.
@@ -230,7 +239,7 @@ pub struct LayerForm {
     /// What the heads of attention make is multiplied by the sigmoid of a gate, a projection of the layer's input, before the output matrix.
     #[serde(skip_serializing_if = "is_false")]
     pub gated: bool,
-    /// Neurons of each layer, `[layers]`; empty where all layers have [`super::ModelConfig::ffn`].
+    /// Neurons of each layer, `[layers]`; empty where all layers have [`super::Description::ffn`].
     pub widths: Vec<usize>,
     /// The experts that each FFN consists of; `None` where it is one.
     pub experts: Option<Experts>,
@@ -239,7 +248,7 @@ pub struct LayerForm {
     pub rotary_scale: f32,
     /// Which layers rotate queries and keys, `[layers]`; empty where all do. The others know no positions.
     pub rotated: Vec<bool>,
-    /// Which layers see [`super::ModelConfig::window`] positions back and no more, `[layers]`; empty where all do.
+    /// Which layers see [`super::Description::window`] positions back and no more, `[layers]`; empty where all do.
     pub windowed: Vec<bool>,
     /// Queries are multiplied by this beside 1 / sqrt(head_dim). It is part of the queries' norm once a model is open.
     #[serde(skip_serializing_if = "is_one")]
@@ -291,9 +300,77 @@ pub struct OwnForm {
     /// Linear attention stands in the place of softmax attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub linear: Option<LinearAttention>,
+    /// Keys and values are made of a latent that all heads share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latent: Option<Latent>,
     /// What stands in the place of the experts, in a mixture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ffn: Option<OwnFfn>,
+}
+
+/// Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1): a token's keys and values of all heads are made of one latent c,
+/// `[rank]`, and its rotated part k, `[rope]`, which are all that is kept of it. With K and V of a head, `[plain, rank]` and `[values, rank]`, and
+/// its query `[plain + rope]` of the parts q and r, the score is K^T q . c + r . k and the output V times the weighted sum of c. Neighbouring
+/// numbers are the pairs that are rotated. The layer has no norms of heads, gate or sinks, whatever the model's others have.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Latent {
+    /// Numbers of the latent that queries are made of; 0 where they are made of the layer's input.
+    pub queries: usize,
+    /// Numbers of c.
+    pub rank: usize,
+    /// Numbers of a head's query that are not rotated.
+    pub plain: usize,
+    /// Those that are rotated; even.
+    pub rope: usize,
+    /// Numbers of a head's value.
+    pub values: usize,
+    /// Scores are multiplied by this beside 1 / sqrt(plain + rope).
+    pub scale: f32,
+}
+
+impl Latent {
+    /// Numbers of a query, or of a size of the latents: more than any published model's.
+    pub const MAX: usize = 1 << 12;
+
+    /// Numbers of a head's query.
+    pub const fn query(&self) -> usize {
+        self.plain + self.rope
+    }
+
+    /// Numbers that are kept of a position.
+    pub const fn kept(&self) -> usize {
+        self.rank + self.rope
+    }
+
+    /// Weights of the matrices between latents and heads.
+    pub const fn weights(&self, heads: usize) -> usize {
+        heads * (self.queries * self.query() + (self.plain + self.values) * self.rank)
+    }
+
+    /// Checks the sizes, and what must hold between them.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Latent { queries, rank, plain, rope, values, scale } = *self;
+        let sizes = [
+            ("latent", rank),
+            ("part of a query that is not rotated", plain),
+            ("part of a query that is rotated", rope),
+            ("value", values),
+            ("latent with the rotated part", self.kept()),
+            ("query", self.query()),
+            ("latent of queries", queries.max(1)),
+        ];
+        if let Some((what, value)) = sizes.into_iter().find(|(_, value)| !(1..=Self::MAX).contains(value)) {
+            return Err(format!("the {what} of latent attention has {value} numbers; it must be 1 to {}", Self::MAX));
+        }
+        if !rope.is_multiple_of(2) || !self.kept().is_multiple_of(2) {
+            return Err(format!("latent attention keeps {rank} and {rope} numbers of a position; both must be even"));
+        }
+        if !(0.01..=100.0).contains(&scale) {
+            return Err(format!("the scale of latent attention is {scale}; it must be 0.01 to 100"));
+        }
+        Ok(())
+    }
 }
 
 /// Linear attention: the state of a head of values is a matrix S `[head_dim, key_dim]`, which each token's query q, key k and value v replace by S' as
@@ -447,9 +524,9 @@ impl OwnForm {
     }
 }
 
-impl Default for LayerForm {
-    fn default() -> LayerForm {
-        LayerForm {
+impl Default for CommonForm {
+    fn default() -> CommonForm {
+        CommonForm {
             norms: Norms::Before,
             residual_scale: 1.0,
             qk_norm: false,
@@ -470,10 +547,10 @@ impl Default for LayerForm {
     }
 }
 
-impl LayerForm {
+impl CommonForm {
     /// Whether the layers are Llama's.
     pub fn is_default(&self) -> bool {
-        *self == LayerForm::default()
+        *self == CommonForm::default()
     }
 }
 
@@ -487,7 +564,7 @@ mod tests {
     fn a_header_has_groups_scale_and_selection_bias_only_where_they_say_something() {
         let plain = r#"{"count":8,"used":2,"scoring":"softmax","normalised":true,"reads":"ffn_norm"}"#;
         assert_eq!(serde_json::to_string(&ROUTED).unwrap(), plain);
-        let groups = Some(Groups { count: 4, used: 2 });
+        let groups = Some(Groups { count: 4, used: 2, best: 1 });
         let other = Experts { scoring: Scoring::SoftmaxOfChosen, groups, scale: 2.5, selection_bias: true, ..ROUTED };
         for experts in [ROUTED, other] {
             let text = serde_json::to_string(&experts).unwrap();
@@ -497,7 +574,7 @@ mod tests {
 
     #[test]
     fn counts_that_do_not_fit_each_other_are_refused_by_name() {
-        let groups = |count, used| Experts { groups: Some(Groups { count, used }), ..ROUTED };
+        let groups = |count, used| Experts { groups: Some(Groups { count, used, best: 2 }), ..ROUTED };
         assert_eq!(groups(4, 1).check(), Ok(()));
         for (experts, why) in [
             (Experts { used: 9, ..ROUTED }, "9 experts for a token, of 8 that there are"),
@@ -511,6 +588,10 @@ mod tests {
             (groups(4, 0), "0 groups for a token, of 4 that there are"),
             (groups(4, 5), "5 groups for a token, of 4 that there are"),
             (Experts { used: 3, ..groups(4, 1) }, "3 experts for a token, of 2 in its groups"),
+            (
+                Experts { groups: Some(Groups { count: 4, used: 1, best: 3 }), ..ROUTED },
+                "a group's score is that of its best 3 experts; it must be 1 or 2",
+            ),
         ] {
             let said = experts.check().unwrap_err();
             assert!(said.contains(why), "{why} is not in: {said}");

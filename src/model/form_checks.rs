@@ -1,13 +1,13 @@
 //! What must hold between the parts of layers that few families have.
 
-use super::config::ModelConfig;
+use super::described::Description;
 use super::form::OwnForm;
 use super::layer::Attention;
 
 /// Numbers of a token that each layer may have beside the residual: more than any published model.
 const MAX_PER_LAYER: usize = 1 << 12;
 
-impl ModelConfig {
+impl Description {
     /// Checks what Gemma 4's layers have and others have not.
     pub(super) fn check_parts(&self) -> Result<(), String> {
         let form = &self.form;
@@ -45,23 +45,14 @@ impl ModelConfig {
         if of >= first {
             return Err(format!("layer {first} reads the keys of layer {of}, which does not come before it"));
         }
-        let Some(owner) = self.attention(of).filter(|owner| owner.keys_of.is_none()) else {
+        let Some(owner) = self.attention(of).filter(|owner| owner.keys_of.is_none() && owner.latent.is_none()) else {
             return Err(format!("layer {first} reads the keys of layer {of}, which has none of its own"));
         };
-        let shape = |a: &Attention<'_>| (a.kv_heads, a.head_dim, a.window);
+        let shape = |a: &Attention| (a.kv_heads, a.head_dim, a.window);
         let differs = |&&layer: &&usize| self.attention(layer).is_none_or(|reader| shape(&reader) != shape(&owner));
         match own.layers.iter().find(differs) {
             Some(other) => Err(format!("layer {other} reads the keys of layer {of}, whose heads or window are others")),
             None => Ok(()),
-        }
-    }
-
-    /// Why it is read in place and never packed; `None` where it can be packed.
-    pub fn only_in_place(&self) -> Option<&'static str> {
-        match (self.form.experts.is_some_and(|experts| experts.routed()), self.form.per_layer > 0) {
-            (true, _) => Some("a mixture of experts"),
-            (_, true) => Some("a model with embeddings for each layer"),
-            _ => None,
         }
     }
 }

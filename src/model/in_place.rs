@@ -3,8 +3,9 @@
 //! They store `down` by output, so an FFN is whole matrices and no neuron can be left out or moved. That is all that a dense model needs,
 //! and a mixture of experts, which leaves out whole experts.
 
-use super::config::{Norm, Positions};
+use super::config::Norm;
 use super::ffn_weights::{ExpertBiases, ExpertWeights, FfnMatrices, FfnWeights, SharedExpert, SharedNorms};
+use super::latent::{LatentHeads, LatentWeights};
 use super::layer::{Norms, RouterInput, SharedForm};
 use super::matrix::Matrix;
 use super::per_layer::{LayerInput, LayerInputs};
@@ -35,13 +36,10 @@ impl Model {
         let c = &config;
         let embed = matrix(source.weight(Role::Embed, 0)?);
         let head = if c.tied { embed } else { matrix(source.weight(Role::Head, 0)?) };
-        let positions = match c.positions {
-            Positions::Learned { .. } => Some(matrix(source.weight(Role::Positions, 0)?)),
-            Positions::Rope { .. } => None,
-        };
-        let per_layer = (c.form.per_layer > 0).then(|| layer_inputs(&source)).transpose()?;
+        let positions = c.learned_positions.map(|_| source.weight(Role::Positions, 0).map(matrix)).transpose()?;
+        let per_layer = (c.per_layer > 0).then(|| layer_inputs(&source)).transpose()?;
         let out_norm = norm(&source, Role::OutNorm, 0)?.scaled(logit_scale);
-        let layers: Vec<Layer> = (0..c.layers).map(|l| layer(&source, l)).collect::<Result<_>>()?;
+        let layers: Vec<Layer> = (0..c.layers().len()).map(|l| layer(&source, l)).collect::<Result<_>>()?;
         // Of a mixture the experts' type, which are most of it.
         let routed = layers.iter().find(|layer| layer.ffn.experts().is_none_or(|experts| !experts.experts.is_empty()));
         let quant = routed.unwrap_or(&layers[0]).ffn.input_quants()[1];
@@ -265,12 +263,12 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         false => Ok(NormWeights::NONE),
     };
     let attn_norm = norm_if(Role::AttnNorm)?;
-    let ffn_norm = match c.form.norms {
+    let ffn_norm = match c.layer(layer).norms {
         Norms::ParallelShared => attn_norm.clone(),
         _ if !c.has_ffn(layer) => NormWeights::zeros(c),
         _ => norm_if(Role::FfnNorm)?,
     };
-    let post_norms = match c.form.norms.after() {
+    let post_norms = match c.layer(layer).norms.after() {
         true if !c.has_ffn(layer) => Some([norm_if(Role::AttnPostNorm)?, NormWeights::zeros(c)]),
         true => Some([norm_if(Role::AttnPostNorm)?, norm_if(Role::FfnPostNorm)?]),
         false => None,
@@ -289,18 +287,20 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         o: weight(output)?,
         o_bias: biases(attention.is_some_and(|a| a.output_bias), &[output])?,
         recurrence: source.recurrence(layer)?,
+        latent: attention.is_some_and(|a| a.latent.is_some()).then(|| latent(source, layer)).transpose()?,
         sinks: match attention.is_some_and(|a| a.sinks) {
             true => source.vector(source.weight(Role::Sinks, layer)?)?,
             false => Vec::new(),
         },
         ffn_norm,
         post_norms,
-        output_scale: match c.form.output_scales {
+        output_scale: match c.layer(layer).output_scale {
             true => source.vector(source.weight(Role::OutputScale, layer)?)?[0],
             false => 1.0,
         },
+        width: c.width(layer),
         ffn: ffn(source, layer)?,
-        per_layer: match c.form.per_layer {
+        per_layer: match c.per_layer {
             0 => None,
             _ => Some(LayerInput {
                 gate: weight(Role::PerLayerGate)?,
@@ -312,6 +312,30 @@ fn layer(source: &Source, layer: usize) -> Result<Layer> {
         down_bias: biases(c.ffn_bias && c.has_ffn(layer), &[Role::Down])?,
         order: crate::ids::Permutation::identity(),
     })
+}
+
+/// What stands between a layer's latents and its heads.
+fn latent(source: &Source, layer: usize) -> Result<LatentWeights> {
+    let norm =
+        |role| -> Result<NormWeights> { Ok(NormWeights { weight: source.norm(role, layer)?, bias: Vec::new() }) };
+    let [norms, matrices] = source.latent_roles(layer);
+    let weight = |role| source.weight(role, layer).map(rows_of_heads);
+    let queries = match norms.contains(&Role::QueryLatentNorm) {
+        true => Some((norm(Role::QueryLatentNorm)?, weight(Role::QueryUp)?)),
+        false => None,
+    };
+    let heads = match matrices.contains(&Role::KeysAndValues) {
+        true => LatentHeads::Joined(weight(Role::KeysAndValues)?),
+        false => LatentHeads::Apart([weight(Role::KeysTurned)?, weight(Role::Values)?]),
+    };
+    Ok(LatentWeights { queries, norm: norm(Role::LatentNorm)?, heads })
+}
+
+/// A matrix, or the matrices of all heads one below the other.
+fn rows_of_heads(view: TensorView<'_>) -> Matrix {
+    let (cols, rows) = view.info.shape.split_last().expect("its shape was checked");
+    // SAFETY: as of `matrix`.
+    unsafe { Matrix::unpadded(view.data, Quant::of_source(view.info.dtype), rows.iter().product(), *cols) }
 }
 
 /// The matrices of the mixer's input as the file has them, and where the engine's rows stand in them.

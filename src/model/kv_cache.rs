@@ -4,13 +4,13 @@ use super::config::ModelConfig;
 use super::kv_type::KvType;
 use super::layer::{Attention, Mixer};
 use super::positions::{self, Positions};
-use super::recurrent::{Recurrent, SAVED, Turn};
+use super::recurrent::{Recurrent, SAVED, Turn, to_drop};
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What one layer remembers of a sequence.
-enum State {
+pub(super) enum State {
     /// Keys and values.
     Positions(Positions),
     /// What is replaced with every token.
@@ -20,7 +20,7 @@ enum State {
 }
 
 impl State {
-    fn positions(&self) -> Option<&Positions> {
+    pub fn positions(&self) -> Option<&Positions> {
         if let State::Positions(positions) = self { Some(positions) } else { None }
     }
 }
@@ -31,16 +31,16 @@ pub struct KvCache {
     pub context: usize,
     /// How its numbers are stored.
     pub kind: KvType,
-    layers: Vec<State>,
+    pub(super) layers: Vec<State>,
     /// Positions filled.
     pub len: usize,
     /// Lengths, ascending, whose states are kept, where some layer has a state.
-    saved: Vec<usize>,
+    pub(super) saved: Vec<usize>,
     /// Whether some layer has a state.
     recurs: bool,
     id: u64,
     /// Positions before this one have not been written since another memory took them over ([`KvCache::mark_synced`]).
-    untouched: usize,
+    pub(super) untouched: usize,
 }
 
 /// A number that no other text of this process has; never 0.
@@ -122,29 +122,49 @@ impl KvCache {
         state.next(first)
     }
 
-    /// A pass has come to its end, and has filled the positions before `len`. States behind several new tokens are kept for a while, such as
-    /// that at the end of a prompt: a text can be cut back to there.
+    /// A pass has come to its end, and has filled the positions before `len`.
     pub fn commit(&mut self, len: usize) {
         let new = len.saturating_sub(self.len);
         self.len = self.len.max(len);
         if !self.recurs || new == 0 {
             return;
         }
-        let saves = new > 1;
         for layer in &mut self.layers {
             if let State::Recurrent(state) = layer {
                 state.commit();
-                if saves {
-                    state.save();
-                }
             }
         }
-        if saves {
-            if self.saved.len() == SAVED {
-                self.saved.remove(0);
-            }
-            self.saved.push(self.len);
+    }
+
+    /// Keeps the states behind all positions, where some layer has one: the text can be cut back to here. Where as many are kept as may be,
+    /// those of [`KvCache::overflow`] are dropped.
+    pub fn checkpoint(&mut self) {
+        if !self.recurs || self.len == 0 || self.saved.last() == Some(&self.len) {
+            return;
         }
+        let dropped = self.overflow().and_then(|len| self.kept_at(len));
+        for layer in &mut self.layers {
+            if let State::Recurrent(state) = layer {
+                state.save(dropped);
+            }
+        }
+        dropped.map(|dropped| self.saved.remove(dropped));
+        self.saved.push(self.len);
+    }
+
+    /// The length whose states the next [`KvCache::checkpoint`] drops; `None` if it drops none.
+    pub fn overflow(&self) -> Option<usize> {
+        if self.saved.len() < SAVED || self.saved.last() == Some(&self.len) {
+            return None;
+        }
+        let mut lens = [self.len; SAVED + 1];
+        lens[..SAVED].copy_from_slice(&self.saved);
+        Some(lens[to_drop(&lens)])
+    }
+
+    /// Number of the states that are kept behind so many positions.
+    pub(super) fn kept_at(&self, len: usize) -> Option<usize> {
+        self.saved.iter().position(|&saved| saved == len)
     }
 
     /// The number of the text whose keys and values it holds: no other cache of this process has it, nor another text in this cache that
@@ -200,7 +220,7 @@ impl KvCache {
 
     /// Which of the kept states stands behind `len` positions; `None` where it is the current one.
     fn kept(&self, len: usize) -> Option<usize> {
-        if len == self.len { None } else { self.saved.iter().position(|&saved| saved == len) }
+        if len == self.len { None } else { self.kept_at(len) }
     }
 
     /// Becomes the first `len` positions of another cache of the same model and type, which [`KvCache::reach`] them; what was here is

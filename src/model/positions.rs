@@ -11,10 +11,12 @@ pub(super) const BEYOND_WINDOW: usize = 4096;
 const GIVEN_UP: usize = 2048;
 
 /// Keys and values of one layer and sequence. Per kv head `[capacity, head_dim]` keys and as many values, each contiguous, so that a head's
-/// attention reads one run. Memory is reserved for the whole capacity and taken from the system as positions fill.
+/// attention reads one run. Latents are both. Memory is reserved for the whole capacity and taken from the system as positions fill.
 pub(super) struct Positions {
     kind: KvType,
     heads: usize,
+    /// Keys and values, or what is both.
+    parts: usize,
     /// Bytes of a head's keys, or values, at a position.
     head_bytes: usize,
     /// How many positions back attention sees, its own among them.
@@ -23,7 +25,7 @@ pub(super) struct Positions {
     capacity: usize,
     /// The first position that is kept; those before it have left the window.
     first: usize,
-    /// `[2 (keys, values), heads, capacity, head_bytes]` bytes, in words so that floats are aligned.
+    /// `[parts, heads, capacity, head_bytes]` bytes, in words so that floats are aligned.
     words: Vec<u64>,
 }
 
@@ -32,10 +34,15 @@ fn capacity(layer: &Attention, context: usize) -> usize {
     layer.window.map_or(context, |window| context.min(window.saturating_add(BEYOND_WINDOW)))
 }
 
+/// How many vectors of a head are kept of a position: a key and a value, or a latent.
+fn parts(layer: &Attention) -> usize {
+    if layer.latent.is_some() { 1 } else { 2 }
+}
+
 /// Bytes of a layer's keys and values for `context` positions; `u64::MAX` where it would be more.
 pub(super) fn bytes_for(layer: &Attention, context: usize, kind: KvType) -> u64 {
-    // A user's context may be any number; the rest is bounded by `ModelConfig::check`.
-    let each = 2 * layer.kv_heads * kind.head_bytes(layer.head_dim);
+    // A user's context may be any number; the rest is bounded by `Description::check`.
+    let each = parts(layer) * layer.kv_heads * kind.head_bytes(layer.head_dim);
     (each as u64).saturating_mul(capacity(layer, context) as u64)
 }
 
@@ -46,6 +53,7 @@ impl Positions {
         Some(Positions {
             kind,
             heads: layer.kv_heads,
+            parts: parts(layer),
             head_bytes: kind.head_bytes(layer.head_dim),
             window: layer.window,
             capacity: capacity(layer, context),
@@ -61,7 +69,7 @@ impl Positions {
 
     /// The first position that a token at `position` sees.
     fn first_seen(&self, position: usize) -> usize {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+        first_seen(self.window, position)
     }
 
     /// Whether a text may go on behind its first `len` positions: all that the next token sees are here.
@@ -110,17 +118,14 @@ impl Positions {
     /// Keys (part 0) or values (part 1) of one head at positions `range`, all of which are kept.
     pub fn head(&self, part: usize, head: usize, range: Range<usize>) -> &[u8] {
         assert!(self.first <= range.start && range.end - self.first <= self.capacity);
-        let run = (part * self.heads + head) * self.capacity;
+        let run = (part.min(self.parts - 1) * self.heads + head) * self.capacity;
         let at = |position: usize| (run + position - self.first) * self.head_bytes;
         &self.bytes()[at(range.start)..at(range.end)]
     }
 
     /// Becomes the first `len` positions of another layer of the same form; what was here is forgotten.
     pub fn copy_from(&mut self, other: &Positions, len: usize) {
-        assert_eq!(
-            (self.kind, self.heads, self.head_bytes, self.window),
-            (other.kind, other.heads, other.head_bytes, other.window)
-        );
+        assert_eq!(self.form(), other.form());
         assert!(other.reaches(len));
         self.first = other.first;
         assert!(len - self.first <= self.capacity, "a cache keeps its whole context, or as much as the other does");
@@ -131,4 +136,107 @@ impl Positions {
             to[..bytes].copy_from_slice(&from[..bytes]);
         }
     }
+
+    /// Bytes of what is kept of the first `len` positions.
+    pub fn saved_bytes(&self, len: usize) -> u64 {
+        (self.parts * self.heads * (len - self.first) * self.head_bytes) as u64
+    }
+
+    /// What is kept of the first `len` positions, without room for more; `None` if there is no memory for it.
+    pub fn save(&self, len: usize) -> Option<SavedPositions> {
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(self.saved_bytes(len) as usize).ok()?;
+        let (run, kept) = (self.capacity * self.head_bytes, (len - self.first) * self.head_bytes);
+        self.bytes()
+            .chunks_exact(run)
+            .take(self.parts * self.heads)
+            .for_each(|run| bytes.extend_from_slice(&run[..kept]));
+        Some(SavedPositions { form: self.form(), first: self.first, bytes })
+    }
+
+    /// Whether there is room for the first `len` positions of what was saved of a layer of the same form.
+    pub fn fits(&self, saved: &SavedPositions, len: usize) -> bool {
+        self.form() == saved.form && saved.reaches(len) && len.saturating_sub(saved.first) <= self.capacity
+    }
+
+    /// Becomes the first `len` positions of what was saved, for which there is room; what was here is forgotten.
+    pub fn restore(&mut self, saved: &SavedPositions, len: usize) {
+        assert!(self.fits(saved, len));
+        self.first = saved.first;
+        let (from_run, to_run) = (saved.run(), self.capacity * self.head_bytes);
+        let bytes = (len - self.first) * self.head_bytes;
+        let to: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        for (to, from) in to.chunks_exact_mut(to_run).zip(saved.bytes.chunks_exact(from_run)) {
+            to[..bytes].copy_from_slice(&from[..bytes]);
+        }
+    }
+
+    fn form(&self) -> Form {
+        let Positions { kind, parts, heads, head_bytes, window, .. } = *self;
+        Form { kind, parts, heads, head_bytes, window }
+    }
+}
+
+/// How a layer's positions lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    /// Their type.
+    pub kind: KvType,
+    /// Vectors of a head at a position: keys and values, or what is both.
+    pub parts: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Bytes of such a vector.
+    pub head_bytes: usize,
+    /// How many positions back attention sees.
+    pub window: Option<usize>,
+}
+
+/// What a layer kept of the positions of a text, in a memory as large as that.
+pub(super) struct SavedPositions {
+    form: Form,
+    /// The first position that was kept.
+    first: usize,
+    /// `[parts, heads, positions, head_bytes]`
+    bytes: Vec<u8>,
+}
+
+impl SavedPositions {
+    /// With a copy of these bytes, whose first position is `first`; `None` if there is no memory for it.
+    pub fn new(form: Form, first: usize, content: &[u8]) -> Option<SavedPositions> {
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(content.len()).ok()?;
+        bytes.extend_from_slice(content);
+        Some(SavedPositions { form, first, bytes })
+    }
+
+    /// How they lie, and the first position.
+    pub fn shape(&self) -> (Form, usize) {
+        (self.form, self.first)
+    }
+
+    /// Its bytes.
+    pub fn content(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Bytes of the keys, or values, of a head.
+    fn run(&self) -> usize {
+        self.bytes.len() / (self.form.parts * self.form.heads)
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// As [`Positions::reaches`].
+    pub fn reaches(&self, len: usize) -> bool {
+        first_seen(self.form.window, len) >= self.first
+    }
+}
+
+/// The first position that a token at `position` sees through a window.
+pub(super) fn first_seen(window: Option<usize>, position: usize) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
 }

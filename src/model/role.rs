@@ -88,6 +88,18 @@ pub enum Role {
     PerLayerOut,
     /// The norm of that part, `[hidden]`.
     PerLayerPostNorm,
+    /// The norm of the latent that queries are made of, `[its numbers]`; absent, as the next, where there is none.
+    QueryLatentNorm,
+    /// What makes queries of it, `[heads * query, its numbers]`.
+    QueryUp,
+    /// The norm of the latent of keys and values, `[rank]`; absent, as the next, in layers without one.
+    LatentNorm,
+    /// What makes keys and values of it, of each head the rows of both, `[heads * (plain + values), rank]`; absent where these are apart.
+    KeysAndValues,
+    /// What makes keys of it, turned, `[heads, rank, plain]`; absent, as the next, where these are one.
+    KeysTurned,
+    /// What makes values of it, `[heads, values, rank]`.
+    Values,
     /// The gate of a mixture's shared expert, `[its neurons, hidden]`; absent, as the next two, where there is none.
     SharedGate,
     /// The shared expert's up, `[its neurons, hidden]`.
@@ -136,7 +148,7 @@ impl Role {
     }
 
     /// The roles of the matrices of a mixer's input, as [`Mixer::inputs`] lists them, and of the one of its output.
-    pub fn of_mixer(mixer: Mixer<'_>) -> (&'static [Role], Role) {
+    pub fn of_mixer(mixer: Mixer) -> (&'static [Role], Role) {
         match mixer {
             Mixer::Attention(a) if a.gated && a.keys_of.is_some() => (&[Role::Q, Role::AttnGate], Role::O),
             Mixer::Attention(a) if a.keys_of.is_some() => (&[Role::Q], Role::O),

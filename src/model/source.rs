@@ -1,8 +1,9 @@
 //! A model as it was published: a Hugging Face directory or a GGUF file, with its tensors found by role.
 
 use super::config::{Ffn, ModelConfig, NamedActivation, Positions};
+use super::described::Description;
 use super::families::{self, names::DeltaRows, names::GGUF, names::Names};
-use super::layer::{Attention, LinearAttention, Norms};
+use super::layer::{Attention, Latent, LinearAttention, Norms};
 pub use super::role::Role;
 use crate::error::{Error, Result};
 use crate::formats::gguf;
@@ -17,6 +18,8 @@ pub struct Source {
     /// The directory or GGUF file, as it was named.
     pub path: PathBuf,
     /// The model's shape, as its files and the user say it.
+    pub described: Description,
+    /// What each of its layers is by that.
     pub config: ModelConfig,
     /// The tokenizer that lies beside it or in it; `None` for a model that takes token ids only.
     pub tokenizer: Option<TokenizerSpec>,
@@ -64,12 +67,15 @@ impl Source {
     pub fn open(path: &Path, activation: Option<NamedActivation>) -> Result<Source> {
         let path = &entry(path)?;
         let files = source_files(path)?;
-        let mut source =
-            if path.is_dir() { open_dir(path, files, activation)? } else { open_gguf(path, files, activation)? };
-        if source.config.name.is_empty() || source.config.name.starts_with('/') {
-            source.config.name = hub::file_stem(path);
+        let mut read = if path.is_dir() { open_dir(path, activation)? } else { open_gguf(path, activation)? };
+        if read.described.name.is_empty() || read.described.name.starts_with('/') {
+            read.described.name = hub::file_stem(path);
         }
-        source.see_forms()?;
+        read.see_forms(path)?;
+        let config = read.described.resolve().map_err(|why| Error::bad(path, "", why))?;
+        let Read { described, names, tensors, tokenizer } = read;
+        let numbers = numbers(&config, &names);
+        let source = Source { path: path.clone(), described, config, tokenizer, tensors, names, numbers, files };
         source.check_all()?;
         Ok(source)
     }
@@ -116,7 +122,7 @@ impl Source {
 
     /// The norms of a layer beside those of heads.
     pub fn norms(&self, layer: usize) -> impl Iterator<Item = Role> {
-        let (norms, has_ffn) = (self.config.form.norms, self.config.has_ffn(layer));
+        let (norms, has_ffn) = (self.config.layer(layer).norms, self.config.has_ffn(layer));
         let of = [
             (norms.before(), Role::AttnNorm),
             (norms.before() && norms != Norms::ParallelShared && has_ffn, Role::FfnNorm),
@@ -174,9 +180,24 @@ impl Source {
 
     /// Rows of the table of learned positions; 0 where positions are rotations.
     fn position_rows(&self) -> usize {
-        match self.config.positions {
-            Positions::Learned { offset } => self.config.context + offset,
-            Positions::Rope { .. } => 0,
+        self.config.learned_positions.map_or(0, |offset| self.config.context + offset)
+    }
+
+    /// The roles of what stands between a layer's latents and its heads, if it has some: norms, then matrices. Older files have keys and values
+    /// in one matrix.
+    pub fn latent_roles(&self, layer: usize) -> [&'static [Role]; 2] {
+        let Some(latent) = self.config.attention(layer).and_then(|attention| attention.latent) else {
+            return [&[], &[]];
+        };
+        let apart = self.names.has(Role::KeysTurned)
+            && self.tensor(&self.names.of(Role::KeysTurned, layer), "weight").is_some();
+        match (latent.queries > 0, apart) {
+            (true, true) => {
+                [&[Role::QueryLatentNorm, Role::LatentNorm], &[Role::QueryUp, Role::KeysTurned, Role::Values]]
+            }
+            (true, false) => [&[Role::QueryLatentNorm, Role::LatentNorm], &[Role::QueryUp, Role::KeysAndValues]],
+            (false, true) => [&[Role::LatentNorm], &[Role::KeysTurned, Role::Values]],
+            (false, false) => [&[Role::LatentNorm], &[Role::KeysAndValues]],
         }
     }
 
@@ -204,8 +225,10 @@ impl Source {
     pub(super) fn shape(&self, role: Role, layer: usize) -> Vec<usize> {
         let c = &self.config;
         let mixer = c.mixer(layer);
-        let of = |of: fn(&Attention<'_>) -> usize| mixer.attention().map_or(0, |attention| of(&attention));
+        let of = |of: fn(&Attention) -> usize| mixer.attention().map_or(0, |attention| of(&attention));
         let linear = |of: fn(&LinearAttention) -> usize| mixer.linear().map_or(0, |linear| of(&linear));
+        let (heads, form) = (of(|a| a.heads), mixer.attention().and_then(|attention| attention.latent));
+        let latent = |of: fn(&Latent) -> usize| form.map_or(0, |latent| of(&latent));
         let first = mixer.inputs().next().map_or(0, |(_, rows)| rows);
         match role {
             Role::Embed | Role::Head => vec![c.vocab, c.hidden],
@@ -214,7 +237,7 @@ impl Source {
             Role::RouterScale | Role::SharedNorm | Role::SharedPostNorm | Role::ExpertsPostNorm => vec![c.hidden],
             Role::Q | Role::K | Role::V if self.names.fused() => vec![mixer.rows(), c.hidden],
             Role::Q | Role::AttnGate if of(|a| a.gated.into()) > 0 => vec![2 * of(|a| a.q_dim()), c.hidden],
-            Role::Q | Role::AttnGate => vec![of(|a| a.q_dim()), c.hidden],
+            Role::Q | Role::AttnGate => vec![of(|a| a.query_rows()), c.hidden],
             Role::K | Role::V => vec![of(|a| a.kv_dim()), c.hidden],
             Role::MixerIn | Role::DeltaGate | Role::DeltaAlpha if self.names.delta == DeltaRows::Whole => {
                 vec![mixer.rows(), c.hidden]
@@ -231,12 +254,18 @@ impl Source {
             Role::StepBias | Role::Decay | Role::Skip => vec![linear(|l| l.value_heads)],
             Role::StateNorm => vec![linear(|l| l.norm_weights())],
             Role::OutputScale => vec![1],
-            Role::PerLayerGate => vec![c.form.per_layer, c.hidden],
-            Role::PerLayerOut => vec![c.hidden, c.form.per_layer],
+            Role::PerLayerGate => vec![c.per_layer, c.hidden],
+            Role::PerLayerOut => vec![c.hidden, c.per_layer],
             Role::PerLayerPostNorm => vec![c.hidden],
-            Role::PerLayerTable => vec![c.vocab, c.layers * c.form.per_layer],
-            Role::PerLayerProjection => vec![c.layers * c.form.per_layer, c.hidden],
-            Role::PerLayerNorm => vec![c.form.per_layer],
+            Role::PerLayerTable => vec![c.vocab, c.layers().len() * c.per_layer],
+            Role::PerLayerProjection => vec![c.layers().len() * c.per_layer, c.hidden],
+            Role::PerLayerNorm => vec![c.per_layer],
+            Role::QueryLatentNorm => vec![latent(|l| l.queries)],
+            Role::QueryUp => vec![heads * latent(|l| l.query()), latent(|l| l.queries)],
+            Role::LatentNorm => vec![latent(|l| l.rank)],
+            Role::KeysAndValues => vec![heads * latent(|l| l.plain + l.values), latent(|l| l.rank)],
+            Role::KeysTurned => vec![heads, latent(|l| l.rank), latent(|l| l.plain)],
+            Role::Values => vec![heads, latent(|l| l.values), latent(|l| l.rank)],
             Role::O | Role::MixerOut => vec![c.hidden, mixer.cols()],
             Role::Taps => mixer.taps().into_iter().rev().collect(),
             Role::Gate | Role::Up if self.has_dense(layer) => vec![self.shared_width(layer), c.hidden],
@@ -342,7 +371,7 @@ impl Source {
         };
         let sums = views.par_iter().map(sum).collect::<Result<Vec<u128>>>()?;
         let mut hash = Xxh3::new();
-        let shape = ModelConfig { name: String::new(), ..self.config.clone() };
+        let shape = Description { name: String::new(), ..self.described.clone() };
         hash.update(&serde_json::to_vec(&shape).expect("plain data"));
         for (view, sum) in views.iter().zip(sums) {
             hash.update(view.info.name.as_bytes());
@@ -421,14 +450,14 @@ pub fn source_files(path: &Path) -> Result<Vec<SourceFile>> {
 
 /// Why the model at `path` is read in place and never packed, as far as its files can be read ([`ModelConfig::only_in_place`]).
 pub fn only_in_place(path: &Path, activation: Option<NamedActivation>) -> Option<&'static str> {
-    let config = || {
+    let described = || {
         if path.is_dir() {
             let config = path.join("config.json");
             return families::from_config_json(&read_json(&config, MAX_CONFIG)?, &config, activation);
         }
         families::from_gguf(&gguf::open(path)?.0, path, None, activation)
     };
-    config().ok()?.only_in_place()
+    described().ok()?.resolve().ok()?.only_in_place()
 }
 
 /// Bytes of the largest config.json.
@@ -446,6 +475,14 @@ pub fn read_json(path: &Path, limit: u64) -> Result<serde_json::Value> {
     json::parse(file.bytes()).map_err(|e| Error::bad(path, "", format!("not understood: {e}")))
 }
 
+/// What a published model's files say.
+pub(super) struct Read {
+    pub(super) described: Description,
+    pub(super) names: Names,
+    pub(super) tensors: Tensors,
+    tokenizer: Option<TokenizerSpec>,
+}
+
 /// The numbers of each layer's parts, where a file numbers them apart: one after the other.
 fn numbers(config: &ModelConfig, names: &Names) -> Vec<[usize; 2]> {
     let mut next = 0;
@@ -454,29 +491,28 @@ fn numbers(config: &ModelConfig, names: &Names) -> Vec<[usize; 2]> {
         next += 1 + usize::from(config.has_ffn(layer));
         numbers
     };
-    if names.apart { (0..config.layers).map(&mut of_layer).collect() } else { Vec::new() }
+    if names.apart { (0..config.layers().len()).map(&mut of_layer).collect() } else { Vec::new() }
 }
 
-fn open_dir(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActivation>) -> Result<Source> {
+fn open_dir(path: &Path, activation: Option<NamedActivation>) -> Result<Read> {
     let config_path = path.join("config.json");
     if !config_path.exists() {
         let why =
             "not a model directory: there is no config.json; give a Hugging Face directory, a .gguf or a .neurons file";
         return Err(Error::bad(path, "", why));
     }
-    let config = families::from_config_json(&read_json(&config_path, MAX_CONFIG)?, &config_path, activation)?;
+    let described = families::from_config_json(&read_json(&config_path, MAX_CONFIG)?, &config_path, activation)?;
     let tensors = safetensors::open_dir(path)?;
-    let names = families::tensors(&config, &tensors);
+    let names = families::tensors(&described, &tensors);
     let known: [&[&str]; 3] = [&["tokenizer.json"], &["tokenizer.model"], &["vocab.json", "merges.txt"]];
     let tokenizer = match known.iter().any(|files| files.iter().all(|f| path.join(f).exists())) {
         true => Some(from_hf_dir(path)?),
         false => None,
     };
-    let numbers = numbers(&config, &names);
-    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, names, numbers, files })
+    Ok(Read { described, names, tensors, tokenizer })
 }
 
-fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActivation>) -> Result<Source> {
+fn open_gguf(path: &Path, activation: Option<NamedActivation>) -> Result<Read> {
     let (gguf, tensors) = gguf::open(path)?;
     let factors = match tensors.get("rope_freqs.weight") {
         Some(view) if view.info.dtype == DType::F32 => {
@@ -487,12 +523,12 @@ fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActiva
         Some(view) => return Err(Error::bad(path, &view.info.name, "must be F32")),
         None => None,
     };
-    let mut config = families::from_gguf(&gguf, path, factors, activation)?;
+    let mut described = families::from_gguf(&gguf, path, factors, activation)?;
     // Converters write the length of OPT's whole table as its context; two of its rows stand before position 0.
-    if let (Positions::Learned { offset }, Some(table)) = (&config.positions, tensors.get("position_embd.weight")) {
-        config.context = table.info.shape[0].saturating_sub(*offset).max(1);
+    if let (Positions::Learned { offset }, Some(table)) = (&described.positions, tensors.get("position_embd.weight")) {
+        described.context = table.info.shape[0].saturating_sub(*offset).max(1);
     }
-    let mut names = families::gguf_tensors(&config);
+    let mut names = families::gguf_tensors(&described);
     // Files of LFM2 have its last norm by one of two names.
     if tensors.get(&format!("{}.weight", names.outside[3])).is_none() {
         names.outside[3] = GGUF.outside[3];
@@ -501,6 +537,5 @@ fn open_gguf(path: &Path, files: Vec<SourceFile>, activation: Option<NamedActiva
         true => Some(from_gguf(&gguf.metadata, path)?),
         false => None,
     };
-    let numbers = numbers(&config, &names);
-    Ok(Source { path: path.to_owned(), config, tokenizer, tensors, names, numbers, files })
+    Ok(Read { described, names, tensors, tokenizer })
 }

@@ -1,15 +1,16 @@
 //! What a published model's tensors say of its layers, and whether all are there.
 
-use super::config::{Norm, Positions};
+use super::config::Norm;
 use super::layer::{Norms, RouterInput};
 use super::role::Role;
-use super::source::Source;
+use super::source::{Read, Source};
 use super::source_vectors::check_vector;
 use crate::error::{Error, Result};
 use std::collections::HashSet;
+use std::path::Path;
 
 /// Roles of vectors beside the norms that every family has.
-const VECTORS: [Role; 11] = [
+const VECTORS: [Role; 13] = [
     Role::QNorm,
     Role::KNorm,
     Role::Sinks,
@@ -21,51 +22,55 @@ const VECTORS: [Role; 11] = [
     Role::SharedPostNorm,
     Role::ExpertsPostNorm,
     Role::PerLayerPostNorm,
+    Role::QueryLatentNorm,
+    Role::LatentNorm,
 ];
 
-impl Source {
+impl Read {
     /// Adds to the configuration what only the tensors of layers show, such as norms of queries and keys: a model that ran without it
     /// would give wrong answers.
-    pub(super) fn see_forms(&mut self) -> Result<()> {
+    pub(super) fn see_forms(&mut self, path: &Path) -> Result<()> {
         let before = format!("{}{}", self.names.outer, self.names.layer);
         let inside: HashSet<&str> = self.tensors.iter().filter_map(|t| inside(&t.info.name, &before)).collect();
         let has = |parts: &[&str]| inside.iter().any(|name| parts.iter().any(|part| name.contains(part)));
-        let form = &mut self.config.form;
+        let form = &mut self.described.form;
         form.qk_norm |= has(&["attn_q_norm.", ".q_norm.", ".q_layernorm."]);
         form.sinks |= has(&["attn_sinks", ".sinks"]);
         if form.sinks && !self.names.has(Role::Sinks) {
-            return Err(Error::bad(&self.path, "", "its attention has sinks, which is supported in a GGUF only"));
+            return Err(Error::bad(path, "", "its attention has sinks, which is supported in a GGUF only"));
         }
         if let Some(experts) = &mut form.experts
             && has(&["exp_probs_b.", "e_score_correction_bias", "feed_forward.expert_bias"])
         {
             if !self.names.has(Role::SelectionBias) {
                 let why = "its router has a selection bias, which is supported in a GGUF only; take a GGUF of it";
-                return Err(Error::bad(&self.path, "", why));
+                return Err(Error::bad(path, "", why));
             }
             experts.selection_bias = true;
         }
         if has(&["_exps.bias", "ffn_gate_inp.bias"]) && !form.experts.is_some_and(|experts| experts.biases) {
-            let why = format!("its experts have biases, which is not supported for {}", self.config.family);
-            return Err(Error::bad(&self.path, "", why));
+            let why = format!("its experts have biases, which is not supported for {}", self.described.family);
+            return Err(Error::bad(path, "", why));
         }
         if has(&["_shexp.", "shared_expert"]) && form.experts.is_none_or(|experts| experts.shared.is_none()) {
-            let why = format!("its layers have shared experts, which is not supported for {}", self.config.family);
-            return Err(Error::bad(&self.path, "", why));
+            let why = format!("its layers have shared experts, which is not supported for {}", self.described.family);
+            return Err(Error::bad(path, "", why));
         }
         if has(&["post_ffw_norm.", "post_feedforward_layernorm."]) {
             form.norms = if has(&["attn_norm.", "input_layernorm."]) { Norms::Around } else { Norms::After };
             if !self.names.has(Role::FfnPostNorm) {
                 let why = format!(
                     "its layers have norms behind attention and FFN, which is not supported for {}",
-                    self.config.family
+                    self.described.family
                 );
-                return Err(Error::bad(&self.path, "", why));
+                return Err(Error::bad(path, "", why));
             }
         }
-        self.config.check().map_err(|why| Error::bad(&self.path, "", why))
+        Ok(())
     }
+}
 
+impl Source {
     /// Checks that every tensor that packing will read is there with its shape, before the first byte is written.
     pub(super) fn check_all(&self) -> Result<()> {
         let c = &self.config;
@@ -75,30 +80,32 @@ impl Source {
         if !c.tied {
             self.weight(Role::Head, 0)?;
         }
-        if matches!(c.positions, Positions::Learned { .. }) {
+        if c.learned_positions.is_some() {
             self.weight(Role::Positions, 0)?;
         }
-        if c.form.per_layer > 0 {
+        if c.per_layer > 0 {
             self.weight(Role::PerLayerTable, 0)?;
             self.weight(Role::PerLayerProjection, 0)?;
             check_vector(self.weight(Role::PerLayerNorm, 0)?)?;
         }
-        for layer in 0..c.layers {
+        for layer in 0..c.layers().len() {
             let (inputs, output) = Role::of_mixer(c.mixer(layer));
             let (first, others): (Vec<Role>, Vec<Role>) = self.norms(layer).partition(|role| *role == Role::AttnNorm);
             let mut roles: Vec<Role> = first.into_iter().chain(inputs.iter().copied()).chain([output]).collect();
             roles.extend(others);
-            let attends = c.attention(layer).is_some();
+            let attention = c.attention(layer);
             self.recurrence(layer)?;
-            if let Some(a) = c.attention(layer).filter(|a| a.qk_norm) {
+            if let Some(a) = attention.filter(|a| a.qk_norm) {
                 roles.push(Role::QNorm);
                 roles.extend(a.keys_of.is_none().then_some(Role::KNorm));
             }
-            if c.form.per_layer > 0 {
+            if c.per_layer > 0 {
                 roles.extend([Role::PerLayerGate, Role::PerLayerOut, Role::PerLayerPostNorm]);
             }
-            roles.extend((c.form.sinks && attends).then_some(Role::Sinks));
-            roles.extend(c.form.output_scales.then_some(Role::OutputScale));
+            let [norms, matrices] = self.latent_roles(layer);
+            roles.extend(norms.iter().chain(matrices));
+            roles.extend((attention.is_some_and(|a| a.sinks)).then_some(Role::Sinks));
+            roles.extend(c.layer(layer).output_scale.then_some(Role::OutputScale));
             roles.extend(self.ffn_roles(layer)?);
             for role in roles {
                 let view = self.weight(role, layer)?;
@@ -106,8 +113,8 @@ impl Source {
                     check_vector(view)?;
                 }
                 let biased = match role {
-                    Role::Q | Role::K | Role::V => c.attention_bias,
-                    Role::O => c.output_bias,
+                    Role::Q | Role::K | Role::V => attention.is_some_and(|a| a.bias),
+                    Role::O => attention.is_some_and(|a| a.output_bias),
                     Role::AttnNorm | Role::FfnNorm => layer_norm,
                     Role::Up | Role::Down => c.ffn_bias,
                     _ => false,

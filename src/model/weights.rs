@@ -1,13 +1,15 @@
 //! A model ready to run: its shape and where each matrix lies in the mapped neuron store. No weight is copied.
 
 use super::block::{self, BlockLayout};
-use super::config::{Activation, Ffn, ModelConfig, Norm, Positions};
+use super::config::{Activation, Ffn, ModelConfig, Norm};
+use super::described::Description;
 use super::ffn_weights::{ExpertWeights, FfnMatrices, FfnWeights, NeuronBlocks, SharedExpert};
 use super::fingerprint::Fingerprint;
-use super::layer::{Experts, LinearAttention, Mixer, Norms, RouterInput, SharedForm};
+use super::layer::{Experts, FeedForward, LinearAttention, Mixer, Norms, RouterInput, SharedForm};
+pub use super::layer_weights::Layer;
 pub use super::matrix::Matrix;
 pub use super::norm_weights::NormWeights;
-use super::per_layer::{LayerInput, LayerInputs};
+use super::per_layer::LayerInputs;
 use super::recurrence::Recurrence;
 use super::source::Source;
 use super::stacked::Stacked;
@@ -19,65 +21,6 @@ use crate::formats::{MappedFile, load};
 use crate::ids::Permutation;
 use crate::tokenizer::TokenizerSpec;
 use std::path::{Path, PathBuf};
-
-/// The weights of one layer.
-pub struct Layer {
-    /// The norm of attention's input; without weights where that is the residual itself.
-    pub attn_norm: NormWeights,
-    /// The matrices of the mixer's input, `[rows, hidden]`, as [`Mixer::inputs`] lists them.
-    pub qkv: Stacked,
-    /// `[q_dim + 2 kv_dim]`; empty where the family has none.
-    pub qkv_bias: Vec<f32>,
-    /// Norms of each head's queries and keys, `[head_dim]` each; `None` where they are not normed.
-    pub qk_norm: Option<[NormWeights; 2]>,
-    /// The mixer's output projection, `[hidden, cols]`.
-    pub o: Matrix,
-    /// `[hidden]`; empty where the family has none.
-    pub o_bias: Vec<f32>,
-    /// What a mixer that is no attention has beside its matrices; empty of attention.
-    pub recurrence: Recurrence,
-    /// A score of each query head that takes part in its softmax, `[heads]`; empty where there are none.
-    pub sinks: Vec<f32>,
-    /// The norm of the FFN's input; a copy of `attn_norm` where the layer has one norm for both, without weights where the input is the
-    /// residual itself.
-    pub ffn_norm: NormWeights,
-    /// The norms of attention's and of the FFN's output; `None` where outputs are added as they are.
-    pub post_norms: Option<[NormWeights; 2]>,
-    /// The residual behind the layer is multiplied by this.
-    pub output_scale: f32,
-    /// The weights of the FFN.
-    pub ffn: FfnWeights,
-    /// What adds its own numbers of a token to the residual; `None` where it has none.
-    pub per_layer: Option<LayerInput>,
-    /// `[ffn]`; empty where the family has none.
-    pub up_bias: Vec<f32>,
-    /// `[hidden]`; empty where the family has none.
-    pub down_bias: Vec<f32>,
-    /// The order of its neurons.
-    pub order: Permutation,
-}
-
-impl Layer {
-    /// The neuron blocks.
-    ///
-    /// # Panics
-    /// If the FFN is whole matrices: what needs neurons opens models with them.
-    #[inline]
-    pub fn neurons(&self) -> &NeuronBlocks {
-        match &self.ffn {
-            FfnWeights::Neurons(blocks) => blocks,
-            FfnWeights::Matrices(_) | FfnWeights::Experts(_) => {
-                panic!("the model runs in place and has no neuron blocks")
-            }
-        }
-    }
-
-    /// What a neuron block holds, and where.
-    #[inline]
-    pub fn block(&self) -> &BlockLayout {
-        &self.neurons().layout
-    }
-}
 
 /// A model in a mapped store, whose matrices point into the map.
 pub struct Model {
@@ -125,37 +68,41 @@ impl Model {
     /// # Errors
     /// [`Error::BadFile`] with the section or the field of the configuration that is missing or wrong.
     pub fn from_store(store: NeuronStore) -> Result<Model> {
-        let config: ModelConfig = serde_json::from_value(store.header.config.clone()).map_err(|e| {
+        let described: Description = serde_json::from_value(store.header.config.clone()).map_err(|e| {
             Error::bad(store.path(), "config", format!("not understood: {}; pack the model again", excerpt(e)))
         })?;
-        config.check().map_err(|why| Error::bad(store.path(), "config", format!("{why}; pack the model again")))?;
-        let mut config = config.in_residual_units();
+        let bad = |why: String| Error::bad(store.path(), "config", format!("{why}; pack the model again"));
+        let mut config = described.resolve().map_err(bad)?.in_residual_units();
         let logit_scale = std::mem::replace(&mut config.logit_scale, 1.0);
-        let experts = config.form.experts;
         let not_held = [
-            (experts.is_some_and(|experts| experts.biases), "biases of experts"),
-            (experts.is_some_and(|e| e.scaled || e.reads == RouterInput::Own), "a router's norm or scales of experts"),
+            (config.mixtures().any(|experts| experts.biases), "biases of experts"),
+            (
+                config.mixtures().any(|e| e.scaled || e.reads == RouterInput::Own),
+                "a router's norm or scales of experts",
+            ),
             (config.has_normed_shared(), "norms of a shared expert"),
-            (config.form.sinks, "sinks of attention"),
-            (config.form.per_layer > 0, "embeddings for each layer"),
+            (config.attentions().any(|a| a.sinks), "sinks of attention"),
+            (config.per_layer > 0, "embeddings for each layer"),
+            (config.attentions().any(|a| a.latent.is_some()), "latent attention"),
         ];
         if let Some((_, what)) = not_held.into_iter().find(|(has, _)| *has) {
-            let why = format!("names {what}, which no store holds; pack the model again");
-            return Err(Error::bad(store.path(), "config", why));
+            return Err(bad(format!("names {what}, which no store holds")));
         }
         // Of a mixture a store has the experts by neuron; without a router they are clusters.
-        config.form.experts.iter_mut().for_each(|experts| experts.by_neuron = experts.routed());
+        config.change_layers(|_, layer| {
+            if let FeedForward::Experts { experts, .. } = &mut layer.ffn {
+                experts.by_neuron = experts.routed();
+            }
+        });
         let s = Sections(&store);
         let c = &config;
         let (hidden, quant) = (c.hidden, store.header.quant);
         let embed = s.matrix("embed", c.vocab, hidden)?;
         let head = if c.tied { embed } else { s.matrix("head", c.vocab, hidden)? };
-        let positions = match c.positions {
-            Positions::Learned { offset } => Some(s.matrix("positions", c.context + offset, hidden)?),
-            Positions::Rope { .. } => None,
-        };
+        let positions = c.learned_positions.map(|offset| s.matrix("positions", c.context + offset, hidden));
+        let positions = positions.transpose()?;
         let out_norm = s.norm("out_norm", c)?.scaled(logit_scale);
-        let layers = (0..c.layers).map(|l| s.layer(l, c)).collect::<Result<_>>()?;
+        let layers = (0..c.layers().len()).map(|l| s.layer(l, c)).collect::<Result<_>>()?;
         Ok(Model {
             quant,
             embed,
@@ -178,9 +125,20 @@ impl Model {
         }
     }
 
+    /// The model as its files describe it. A store's is read anew from its header, which is in memory.
+    ///
+    /// # Panics
+    /// Never: the header was read when the model was opened.
+    pub fn description(&self) -> Description {
+        match &self.files {
+            Files::Store(store) => serde_json::from_value(store.header.config.clone()).expect("it was read before"),
+            Files::Source(source, _) => source.described.clone(),
+        }
+    }
+
     /// Whether it has neuron blocks: neurons can be left out and moved one by one.
     pub fn has_neurons(&self) -> bool {
-        matches!(self.files, Files::Store(_)) && self.config.form.experts.is_none()
+        matches!(self.files, Files::Store(_)) && !self.config.is_mixture()
     }
 
     /// The same, packed from what lies at `path`.
@@ -256,14 +214,14 @@ impl Model {
         if self.per_layer.is_some() {
             return Some("it has embeddings for each layer");
         }
-        if self.config.form.experts.is_some() {
+        if self.config.is_mixture() {
             if self.config.ffn_kind == Ffn::Plain && self.config.activation != Activation::Relu2 {
                 return Some("its experts have no gates, and another activation than ReLU squared");
             }
             let experts = self.layers.iter().filter_map(|layer| layer.ffn.experts());
             return experts.into_iter().find_map(|experts| experts.not_on_device(self.config.hidden));
         }
-        if self.config.movable_layers() < self.config.layers {
+        if self.config.movable_layers() < self.config.layers().len() {
             return Some("some of its layers have no FFN");
         }
         if !self.has_neurons() {
@@ -280,7 +238,7 @@ impl Model {
             None => bytes.push((quant, more)),
         };
         for layer in &self.layers {
-            layer.qkv.parts().iter().chain([&layer.o]).for_each(|part| add(part.quant, part.bytes()));
+            layer.mixer_matrices().for_each(|part| add(part.quant, part.bytes()));
             layer.ffn.bytes_by_type().into_iter().for_each(|(quant, bytes)| add(quant, bytes));
         }
         bytes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
@@ -386,7 +344,7 @@ impl Sections<'_> {
         Ok(Stacked::new(parts.collect::<Result<_>>()?))
     }
 
-    fn recurrence(&self, layer: usize, mixer: Mixer<'_>) -> Result<Recurrence> {
+    fn recurrence(&self, layer: usize, mixer: Mixer) -> Result<Recurrence> {
         let vector = |part: &str, len: usize| self.vector_if(len > 0, &format!("layer.{layer}.{part}"), len);
         let of = |of: fn(&LinearAttention) -> usize| mixer.linear().map_or(0, |linear| of(&linear));
         let of_mamba =
@@ -401,39 +359,41 @@ impl Sections<'_> {
         })
     }
 
-    fn neurons(&self, name: &str, c: &ModelConfig) -> Result<NeuronBlocks> {
+    fn neurons(&self, layer: usize, c: &ModelConfig) -> Result<NeuronBlocks> {
+        let name = &format!("layer.{layer}.ffn");
         let section = self.0.section(name).ok_or_else(|| self.bad(name, "the section is missing".into()))?;
         let rows = c.ffn_kind.rows();
         let layout = match section.content {
-            Content::Rows { quant, rows: r, cols } if (r, cols) == (c.ffn * rows, c.hidden) => {
+            Content::Rows { quant, rows: r, cols } if (r, cols) == (c.width(layer) * rows, c.hidden) => {
                 BlockLayout::new(c.ffn_kind, quant, cols)
             }
             Content::Neurons { gate, up, down, neurons, cols }
-                if (neurons, cols, 2 + usize::from(gate.is_some())) == (c.ffn, c.hidden, rows) =>
+                if (neurons, cols, 2 + usize::from(gate.is_some())) == (c.width(layer), c.hidden, rows) =>
             {
                 let quants: Vec<Quant> = gate.into_iter().chain([up, down]).collect();
                 BlockLayout::mixed(&quants, cols)
             }
             other => {
-                let (ffn, hidden) = (c.ffn, c.hidden);
+                let (ffn, hidden) = (c.width(layer), c.hidden);
                 return Err(
                     self.bad(name, format!("is {other:?}, not {ffn} neurons of {rows} rows of {hidden} numbers"))
                 );
             }
         };
         // SAFETY: the bytes are the map's, which the model keeps open; sections are checked to be as long as they say.
-        Ok(unsafe { NeuronBlocks::over(self.0.bytes(section), layout, c.ffn, c.hidden) })
+        Ok(unsafe { NeuronBlocks::over(self.0.bytes(section), layout, c.width(layer), c.hidden) })
     }
 
     /// The clusters that a layer's FFN was cut into.
-    fn clusters(&self, name: &str, c: &ModelConfig, form: Experts) -> Result<ExpertWeights> {
+    fn clusters(&self, layer: usize, c: &ModelConfig, form: Experts) -> Result<ExpertWeights> {
+        let name = &format!("layer.{layer}.ffn");
         let section = self.0.section(name).ok_or_else(|| self.bad(name, "the section is missing".into()))?;
         let content = section.content;
         let Content::Clusters { gate, up, down, clusters, neurons, cols } = content else {
             return Err(self.bad(name, format!("is {content:?}, not clusters of neurons")));
         };
-        if (clusters, neurons, cols, form.routed()) != (form.count, c.ffn, c.hidden, false) {
-            let (count, ffn, hidden) = (form.count, c.ffn, c.hidden);
+        if (clusters, neurons, cols, form.routed()) != (form.count, c.width(layer), c.hidden, false) {
+            let (count, ffn, hidden) = (form.count, c.width(layer), c.hidden);
             let why = format!("is {content:?}, not {count} clusters of {ffn} neurons with rows of {hidden} numbers");
             return Err(self.bad(name, why));
         }
@@ -469,9 +429,9 @@ impl Sections<'_> {
         };
         let gated = c.ffn_kind != Ffn::Plain;
         if (experts, neurons, cols, gate.is_some(), c.activation.is_sparse())
-            != (form.count, c.ffn, c.hidden, gated, true)
+            != (form.count, c.width(layer), c.hidden, gated, true)
         {
-            let (count, ffn, hidden) = (form.count, c.ffn, c.hidden);
+            let (count, ffn, hidden) = (form.count, c.width(layer), c.hidden);
             let why = format!(
                 "is {content:?}, not {count} experts of {ffn} neurons that can be off, with rows of {hidden} numbers"
             );
@@ -508,19 +468,14 @@ impl Sections<'_> {
 
     fn layer(&self, layer: usize, c: &ModelConfig) -> Result<Layer> {
         let name = |part: &str| format!("layer.{layer}.{part}");
-        let ffn = match c.form.experts {
-            Some(form) if form.routed() => {
-                FfnWeights::Experts(self.experts(layer, c, c.experts(layer).unwrap_or(form))?)
-            }
-            Some(clusters) => FfnWeights::Experts(self.clusters(&name("ffn"), c, clusters)?),
-            None if c.has_ffn(layer) => FfnWeights::Neurons(self.neurons(&name("ffn"), c)?),
-            None => {
-                let like = format!("layer.{}.ffn", c.ffn_like(layer));
-                FfnWeights::Neurons(self.neurons(&like, c)?.without_any())
-            }
+        let ffn = match c.experts(layer) {
+            Some(form) if form.routed() => FfnWeights::Experts(self.experts(layer, c, form)?),
+            Some(clusters) => FfnWeights::Experts(self.clusters(layer, c, clusters)?),
+            None if c.has_ffn(layer) => FfnWeights::Neurons(self.neurons(layer, c)?),
+            None => FfnWeights::Neurons(self.neurons(c.ffn_like(layer), c)?.without_any()),
         };
         let order = match self.0.section(&name("order")) {
-            Some(section) if section.content == Content::Numbers && section.bytes == c.ffn as u64 * 4 => {
+            Some(section) if section.content == Content::Numbers && section.bytes == c.width(layer) as u64 * 4 => {
                 self.0.compare(section)?;
                 Permutation::new(bytemuck::cast_slice(self.0.bytes(section)))
                     .ok_or_else(|| self.bad(&name("order"), "does not name each neuron once".into()))?
@@ -563,16 +518,18 @@ impl Sections<'_> {
             o: self.matrix(&name("o"), c.hidden, mixer.cols())?,
             o_bias: self.vector_if(a.is_some_and(|a| a.output_bias), &name("o_bias"), c.hidden)?,
             recurrence: self.recurrence(layer, mixer)?,
+            latent: None,
             sinks: Vec::new(),
             ffn_norm,
             post_norms,
-            output_scale: match c.form.output_scales {
+            output_scale: match c.layer(layer).output_scale {
                 true => self.vector(&name("output_scale"), 1)?[0],
                 false => 1.0,
             },
             ffn,
             per_layer: None,
-            up_bias: self.vector_if(c.ffn_bias && c.has_ffn(layer), &name("up_bias"), c.ffn)?,
+            width: c.width(layer),
+            up_bias: self.vector_if(c.ffn_bias && c.has_ffn(layer), &name("up_bias"), c.width(layer))?,
             down_bias: self.vector_if(c.ffn_bias && c.has_ffn(layer), &name("down_bias"), c.hidden)?,
             order,
         })

@@ -78,14 +78,14 @@ impl Activity {
         let scale = tokens.max(MIN_SCALE);
         let count = |f: f32| (f64::from(f) * scale as f64).round() as u64;
         let layer = |layer| Some(history_file::read(&file, layer).ok()?.into_iter().map(count).collect());
-        let counts = (0..model.config.layers).map(layer).collect::<Option<_>>()?;
+        let counts = (0..model.config.layers().len()).map(layer).collect::<Option<_>>()?;
         let source = Source::Learnt { path: file.path().into(), tokens };
         Some(Activity { counts, active: None, tokens: scale, source }.of_movable(model))
     }
 
     /// Every neuron counts the same.
     fn unknown(model: &Model) -> Activity {
-        let counts = vec![vec![1; model.config.movable()]; model.config.layers];
+        let counts = vec![vec![1; model.config.movable()]; model.config.layers().len()];
         Activity { counts, active: None, tokens: ASSUMED, source: Source::Nothing }.of_movable(model)
     }
 

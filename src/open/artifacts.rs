@@ -84,7 +84,7 @@ owned!(history_file::Header, true, ffn);
 /// # Errors
 /// [`Error::BadFile`] for a profile that is damaged or another model's.
 pub fn profile(model: &Model) -> Result<Option<(PathBuf, Profile)>> {
-    if model.config.form.experts.is_some_and(|experts| !experts.routed()) {
+    if model.config.has_clusters() {
         return Ok(None);
     }
     match find(model, Kind::Profile, profile_file::open)? {
@@ -108,7 +108,7 @@ pub fn counts(model: &Model, profile: &Profile, by_gates: bool) -> Vec<Vec<u64>>
             Some(inside) => inside,
         }
     };
-    (0..c.layers).map(of).collect()
+    (0..c.layers().len()).map(of).collect()
 }
 
 /// That a profile does not say which neurons inside experts fire, where that is what they are placed by, and what to do.
@@ -277,7 +277,7 @@ fn beside(store: &Path, kind: Kind) -> PathBuf {
 /// A model's layers, hidden size and neurons or experts per layer.
 fn shape(model: &Model) -> [usize; 3] {
     let c = &model.config;
-    [c.layers, c.hidden, c.clusters()]
+    [c.layers().len(), c.hidden, c.clusters()]
 }
 
 /// Whether the user's data directory has files of a model of this name. Its fingerprint, for which a model in place is read as a whole, need

@@ -47,7 +47,7 @@ pub fn calibrate(engine: &mut Engine, texts: &[PathBuf], told: &dyn Listener) ->
         recall: RECALL,
         budget: u64::MAX,
         seed: 0,
-        activation_thresholds: vec![0.0; model.config.layers],
+        activation_thresholds: vec![0.0; model.config.layers().len()],
         made: serde_json::json!({ "texts": names, "tokens": plan.extent.tokens() }),
     };
     let path = output.with_extension("samples");

@@ -132,7 +132,7 @@ impl DeviceOptions {
         options: &EngineOptions,
         told: &dyn Listener,
     ) -> Result<Option<DeviceSession>> {
-        let layers = engine.model.config.layers;
+        let layers = engine.model.config.layers().len();
         self.check(&engine.model)?;
         let Some(found) = Found::of(self.kind, told)? else { return Ok(None) };
         if options.traced && self.graphs {
@@ -199,7 +199,7 @@ impl DeviceOptions {
         told: &dyn Listener,
     ) -> Result<Planned> {
         let model = &engine.model;
-        let layers = model.config.layers;
+        let layers = model.config.layers().len();
         let by_gates = engine.sparsity().inside(0).is_none();
         let activity = Activity::find(model, by_gates, self.history && !self.is_fixed(), told);
         let counts = &activity.counts;
@@ -290,8 +290,7 @@ impl DeviceOptions {
         if known || !chooses(engine) || self.placement != Placement::Static {
             return None;
         }
-        let noun =
-            engine.model.config.form.experts.filter(|experts| !experts.by_neuron).map_or("neurons", |_| "experts");
+        let noun = if engine.model.config.has_whole_experts() { "experts" } else { "neurons" };
         let learns = if self.learns(engine, planned) { "; this run learns for the next start" } else { "" };
         Some(format!(
             "note: this model has no activation profile, so it is not known which {noun} belong on the device; make one: dynamicinfer profile \
@@ -307,11 +306,12 @@ impl DeviceOptions {
     /// The predictor that looks ahead, and how many layers: the one that the user has chosen for the layers themselves, or the model's
     /// best. Without one that was made to look ahead, neurons move by how often they are active.
     fn lookahead(&self, engine: &Engine, options: &SparsityOptions, told: &dyn Listener) -> Result<LooksAhead> {
-        let layers = engine.model.config.layers;
+        let layers = engine.model.config.layers().len();
         if !self.schedules(engine) {
             return Ok((None, 1));
         }
-        // A look-ahead of two gives a copy a whole layer's time to arrive, and predictions are hardly worse: runs/2026-11-22-lookahead.
+        // A look-ahead of two gives a copy a whole layer's time to arrive. It finds 0.68 to 0.73 of the next but one layer's active neurons where
+        // one of one finds 0.76 to 0.79 of the next layer's (two published models, runs/2026-11-27-real-traces/recall.csv).
         let wanted = self.lookahead.map_or(vec![2, 1], |ahead| vec![ahead]);
         if engine.model.config.neurons_inside() {
             // Routers foresee experts, and nothing yet which of their neurons.
@@ -354,7 +354,7 @@ impl DeviceOptions {
             return Ok(());
         }
         let model = engine.model.clone();
-        let layers = model.config.layers;
+        let layers = model.config.layers().len();
         let on_device = self.on_device(&lookahead).cloned();
         let (predictor, ahead) = lookahead;
         let history = (0..layers).map(|l| model.layers[l].order.into_store(activity.frequencies(l)));
@@ -362,7 +362,7 @@ impl DeviceOptions {
         // Inside experts both sides have the same threshold.
         let balanced = !model.config.neurons_inside();
         let own = |l| Some((engine.sparsity().threshold(l)?, engine.sparsity().calibration(l)?.clone()));
-        let clusters = model.config.form.experts.is_some_and(|e| !e.by_neuron);
+        let clusters = model.config.has_whole_experts();
         let tune: fn(Rules) -> Rules = match (self.deterministic, self.live, clusters) {
             (false, _, false) => |rules| rules,
             (false, _, true) => Rules::for_clusters,
@@ -404,7 +404,7 @@ impl DeviceOptions {
 
 /// Whether a token needs only some neurons or experts of a layer: of a dense model it needs all, so there is nothing to choose.
 fn chooses(engine: &Engine) -> bool {
-    let routed = engine.model.config.form.experts.is_some_and(|experts| experts.routed());
+    let routed = engine.model.config.is_routed();
     routed || !engine.sparsity().is_dense()
 }
 

@@ -38,7 +38,7 @@ impl DeviceOptions {
 
     /// Refuses options that are wrong on every machine.
     pub(super) fn check(&self, model: &Model) -> Result<()> {
-        let layers = model.config.layers;
+        let layers = model.config.layers().len();
         self.check_asked()?;
         check_device_can(model, "leave out the device")?;
         if let Some(ahead) = self.lookahead.filter(|ahead| !(1..layers).contains(ahead)) {
@@ -91,9 +91,9 @@ impl DeviceOptions {
 pub fn check_device_can(model: &Model, instead: &str) -> Result<()> {
     let Some(why) = model.not_on_device() else { return Ok(()) };
     let c = &model.config;
-    let remedy = if c.form.experts.is_some() || c.only_in_place().is_some() {
+    let remedy = if c.is_mixture() || c.only_in_place().is_some() {
         instead
-    } else if c.movable_layers() < c.layers {
+    } else if c.movable_layers() < c.layers().len() {
         "leave out --device and --vram"
     } else {
         "give --quant q8_0 (or pack it so) to use a device"

@@ -17,7 +17,7 @@ const EVERY: Duration = Duration::from_secs(600);
 
 /// Counts on from `activity`, which is no profile, and keeps the counts in the model's file.
 pub(super) fn learner(model: &Arc<Model>, activity: &Activity) -> Learner {
-    let (layers, movable) = (model.config.layers, model.config.movable());
+    let (layers, movable) = (model.config.layers().len(), model.config.movable());
     let learnt = match activity.source {
         Source::Learnt { tokens, .. } => {
             let frequencies: Vec<_> =
@@ -52,7 +52,7 @@ fn write(model: &Model, learnt: &Learnt) -> Result<()> {
     let header = history_file::Header {
         fingerprint: model.fingerprint().to_owned(),
         model: c.name.clone(),
-        layers: c.layers,
+        layers: c.layers().len(),
         hidden: c.hidden,
         ffn: c.movable(),
         tokens: learnt.tokens(),

@@ -17,6 +17,7 @@ mod learning;
 mod listener;
 pub mod machine;
 pub mod model;
+pub mod offered;
 mod opening;
 mod options;
 pub mod place;

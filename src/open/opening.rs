@@ -10,7 +10,7 @@ use super::ram::{self, OnDisk, fits};
 use crate::cpu::{Isa, Kernels, Prefill};
 use crate::engine::{Engine, LiveAudit, Session};
 use crate::error::{Error, Result, human_bytes};
-use crate::model::{KvCache, KvType, Model};
+use crate::model::{KvType, Model};
 use crate::pack::{Types, can_be_cut};
 use crate::tokenizer::Tokenizer;
 use std::borrow::Cow;
@@ -45,7 +45,7 @@ impl EngineOptions {
         let Some(source) = self.model.in_place()? else {
             return ModelOptions { for_device: has_device, ..self.model.clone() }.open(told);
         };
-        if has_device && source.config.form.experts.is_none() {
+        if has_device && !source.config.is_mixture() {
             return self.model.open_for_device(told);
         }
         let clusters = can_be_cut(&source);
@@ -70,7 +70,7 @@ impl EngineOptions {
 
     pub(super) fn need(&self, model: &Model) -> Need {
         let (context, kv, sequences) = (self.context_of(model), self.kv, self.sequences);
-        Need { context, kv, sequences, ram: self.ram, resident: true, host: None }
+        Need { context, kv, sequences, prompt_bytes: self.prompt_bytes, ram: self.ram, resident: true, host: None }
     }
 }
 
@@ -218,14 +218,15 @@ pub fn read_in(engine: &mut Engine) {
     }
 }
 
-/// Checks that there is memory for the keys and values of all sequences together.
+/// Checks that there is memory for the keys and values of all sequences together, and of texts that have none.
 fn check_sequences(model: &Model, need: Need) -> Result<()> {
-    let bytes = KvCache::bytes_for(&model.config, need.context, need.kv).saturating_mul(need.sequences as u64);
+    let bytes = ram::keys(model, need);
     if crate::config::available_memory().is_none_or(|free| free >= bytes) {
         return Ok(());
     }
     Err(Error::Memory(format!(
-        "{} answers at once of {} tokens need {} of memory, and that much is not free; take a smaller --parallel or --ctx-size",
+        "{} answers at once of {} tokens need {} of memory, and that much is not free; take a smaller --parallel, --ctx-size or \
+         serve.prompt_cache_bytes",
         need.sequences,
         need.context,
         human_bytes(bytes)
@@ -235,8 +236,7 @@ fn check_sequences(model: &Model, need: Need) -> Result<()> {
 /// Checks that weights, keys and values of all sequences fit into the memory that the user allows, without a device: a plan checks it by
 /// itself.
 fn check_ram(model: &Model, need: Need) -> Result<()> {
-    let keys = KvCache::bytes_for(&model.config, need.context, need.kv).saturating_mul(need.sequences as u64);
-    let bytes = model.memory_bytes().saturating_add(keys);
+    let bytes = ram::all_bytes(model, need);
     match need.ram.filter(|&ram| ram < bytes) {
         None => Ok(()),
         Some(ram) => Err(Error::Memory(format!(

@@ -6,12 +6,14 @@ use crate::cache::PerTier;
 use crate::cpu::{Isa, Prefill};
 use crate::device::Tiles;
 use crate::host_cache::{HostCacheOptions, MAX_AHEAD};
-use crate::model::{KvType, Model};
+use crate::model::{KvCache, KvType, Model};
 use crate::scheduler::Policy;
 use std::path::PathBuf;
 
-/// Default context length, tokens, for models that have as many positions.
+/// Default context length, tokens, for models that have as many positions, where memory or a device leaves no more.
 const CONTEXT: usize = 4096;
+/// A longer default is a multiple of so many tokens.
+const CONTEXT_STEP: usize = 1024;
 
 /// How to open an engine.
 #[derive(Clone, Debug)]
@@ -26,10 +28,12 @@ pub struct EngineOptions {
     pub prefill: Prefill,
     /// How keys and values are stored.
     pub kv: KvType,
-    /// Tokens of a prompt and its answer together; `None` is the model's, at most 4096.
+    /// Tokens of a prompt and its answer together; `None` is [`EngineOptions::context_of`]'s choice.
     pub context: Option<usize>,
     /// Number of sequences that may be decoded together, 1 or more.
     pub sequences: usize,
+    /// Bytes of host memory for the keys and values of texts that no sequence has, beside those of `sequences`.
+    pub prompt_bytes: u64,
     /// Host memory that weights, keys and values may take, bytes; `None` is what is free. Of a packed model that takes more, neurons stay
     /// on disk until they are needed.
     pub ram: Option<u64>,
@@ -56,6 +60,7 @@ impl EngineOptions {
             kv: KvType::F16,
             context: None,
             sequences: 1,
+            prompt_bytes: 0,
             ram: None,
             neurons: RamOptions::default(),
             sparsity: SparsityOptions::default(),
@@ -65,10 +70,34 @@ impl EngineOptions {
         }
     }
 
-    /// Tokens of a prompt and its answer together, with this model.
+    /// Tokens of a prompt and its answer together, with this model. Without [`EngineOptions::context`] they are as many as the model was made
+    /// for, if keys and values of all sequences then take at most a quarter of the memory that is free beside the weights, else fewer, down
+    /// to 4096. With a device they are 4096 at most, because keys and values there take the place of neurons.
     pub fn context_of(&self, model: &Model) -> usize {
-        self.context.unwrap_or(model.config.context.min(CONTEXT))
+        let (most, sequences) = (model.config.context, self.sequences as u64);
+        let Some(free) = crate::config::available_memory().filter(|_| self.device.is_none()) else {
+            return self.context.unwrap_or(most.min(CONTEXT));
+        };
+        let room = free.min(self.ram.unwrap_or(free)).saturating_sub(model.memory_bytes()) / 4;
+        let bytes = |tokens| KvCache::bytes_for(&model.config, tokens, self.kv).saturating_mul(sequences);
+        self.context.unwrap_or_else(|| context_within(most, room, bytes))
     }
+}
+
+/// The longest context up to `most` tokens whose keys and values, `bytes` of them, have room: `most` itself or a multiple of
+/// [`CONTEXT_STEP`], and [`CONTEXT`] where nothing longer has room.
+fn context_within(most: usize, room: u64, bytes: impl Fn(usize) -> u64) -> usize {
+    if bytes(most) <= room {
+        return most;
+    }
+    let steps = CONTEXT / CONTEXT_STEP..=most / CONTEXT_STEP;
+    // Fewer bytes for fewer tokens, so that a search by halves finds it.
+    let (mut fits, mut not) = (*steps.start(), steps.end() + 1);
+    while fits + 1 < not {
+        let middle = (fits + not) / 2;
+        if bytes(middle * CONTEXT_STEP) <= room { fits = middle } else { not = middle }
+    }
+    most.min(fits * CONTEXT_STEP)
 }
 
 /// Kind of device.
@@ -193,13 +222,14 @@ impl DeviceOptions {
     }
 }
 
-/// What the device needs room for: keys and values of `sequences` sequences of `context` tokens each; and the host memory that may be taken,
+/// What the device needs room for: keys and values of `sequences` sequences of `context` tokens each; those of other texts on the host; and the host memory that may be taken,
 /// bytes, whether the whole model stays in it, and what of it is left for working memory and what host and device exchange.
 #[derive(Clone, Copy)]
 pub(super) struct Need {
     pub context: usize,
     pub kv: KvType,
     pub sequences: usize,
+    pub prompt_bytes: u64,
     pub ram: Option<u64>,
     pub resident: bool,
     pub host: Option<u64>,
@@ -235,5 +265,30 @@ impl Default for RamOptions {
     fn default() -> RamOptions {
         let HostCacheOptions { together, overlap, .. } = HostCacheOptions::new(0);
         RamOptions { policy: None, together, overlap, keep: true, prefetch: true, lookahead: None, share: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_default_context_is_the_models_where_memory_allows() {
+        let of = |most, room| context_within(most, room, |tokens| tokens as u64 * 10);
+        assert_eq!(of(32_768, 327_680), 32_768);
+        assert_eq!(of(32_768, 327_679), 31 * 1024);
+        assert_eq!(of(32_768, 163_840), 16 * 1024);
+        assert_eq!(of(32_000, 319_999), 31 * 1024, "no multiple of the step itself");
+        // A short one is the same whatever there is.
+        assert_eq!((of(32_768, 0), of(4096, 0), of(1000, 0), of(5000, 0)), (4096, 4096, 1000, 4096));
+        for most in [100, 4096, 4097, 5119, 5120, 131_072] {
+            for room in (0..1_400_000).step_by(9973) {
+                let chosen = of(most, room);
+                assert!(chosen <= most && chosen >= most.min(CONTEXT), "{most}, {room}: {chosen}");
+                assert!(chosen == most.min(CONTEXT) || chosen as u64 * 10 <= room, "{most}, {room}: {chosen}");
+                let more = (chosen / CONTEXT_STEP + 1) * CONTEXT_STEP;
+                assert!(more > most || more as u64 * 10 > room, "{most}, {room}: {chosen}");
+            }
+        }
     }
 }

@@ -50,7 +50,7 @@ pub fn place(
 pub(super) fn elsewhere(model: &Model, plan: &Plan, split: &Split) -> u64 {
     let (c, block_bytes) = (&model.config, plan.details.block_bytes as usize);
     // Except for the bias of up, which is a part of attention, the plan counts these among the buffers.
-    let bias = if c.ffn_bias { c.ffn } else { 0 };
+    let bias = if c.ffn_bias { c.widest_ffn() } else { 0 };
     let own: u64 = plan
         .slots()
         .into_iter()
@@ -70,10 +70,10 @@ pub(super) fn stream_experts(
     bytes: u64,
 ) -> std::result::Result<(), OutOfMemory> {
     let c = &model.config;
-    if c.form.experts.is_none_or(|experts| experts.by_neuron) {
+    if !c.has_whole_experts() {
         return Ok(());
     }
-    let weights = c.ffn_kind.rows() * c.hidden * c.ffn;
+    let weights = c.ffn_kind.rows() * c.hidden * c.widest_ffn();
     split.stream_experts(model, ExpertCosts::of(machine, c.hidden, block_bytes as usize, weights), bytes)
 }
 
@@ -95,8 +95,8 @@ fn open_split(
         split.stream(model, ChunkCosts::of(machine, c, block_bytes), streamed_bytes(c))?;
     }
     if c.neurons_inside() {
-        let weights = c.ffn_kind.rows() * c.hidden * c.ffn;
-        let costs = ExpertCosts::of(machine, c.hidden, block_bytes * c.ffn, weights);
+        let weights = c.ffn_kind.rows() * c.hidden * c.widest_ffn();
+        let costs = ExpertCosts::of(machine, c.hidden, block_bytes * c.widest_ffn(), weights);
         split.stream_inside(model, costs, streamed_bytes(c))?;
     }
     stream_experts(&mut split, model, plan.details.block_bytes, machine, plan.streamed_bytes)?;

@@ -52,10 +52,10 @@ pub(super) fn nothing_fits(plan: &Plan, layers: usize) -> Option<String> {
 /// tokens, in which `counts` were counted.
 pub(super) fn computed_share(engine: &Engine, counts: &[Vec<u64>], tokens: u64) -> f64 {
     let config = &engine.model.config;
-    if let Some(experts) = config.form.experts.filter(|experts| !experts.by_neuron) {
-        return experts.used as f64 / experts.count as f64;
+    if config.has_whole_experts() {
+        return config.used_share();
     }
-    if engine.sparsity().is_dense() && config.form.experts.is_none() {
+    if engine.sparsity().is_dense() && !config.is_mixture() {
         return 1.0;
     }
     let active = counts.iter().flatten().sum::<u64>() as f64;
@@ -71,7 +71,7 @@ pub(super) fn placed_by_file(
     plan: &mut Plan,
     (request, footprint): (&Request, &Footprint),
 ) -> Result<Vec<Vec<PublishedId>>> {
-    let (layers, ffn) = (model.config.layers, model.config.movable());
+    let (layers, ffn) = (model.config.layers().len(), model.config.movable());
     let file = PlacementFile::read(path)?;
     file.check_owner(path, model.fingerprint(), layers, ffn)?;
     let wanted: u64 = file.layers.iter().map(|l| l.slots as u64).sum();

@@ -10,6 +10,7 @@ use crate::engine::{Engine, Foresight, Split, pinned_bytes, unread};
 use crate::error::{Error, Result, human_bytes};
 use crate::formats;
 use crate::host_cache::{HostCache, HostCacheOptions, LayerBlocks, MAX_AHEAD, ReadFault, Run, least_bytes};
+use crate::model::layer::FfnParts;
 use crate::model::{ExpertWeights, FfnMatrices, KvCache, Matrix, Model};
 use crate::placement::footprint::working_bytes;
 use crate::placement::prompt_chunk;
@@ -119,7 +120,7 @@ pub(super) fn chunk_of_all(model: &Model, options: &EngineOptions) -> usize {
 
 /// Whether longer chunks are faster on the processor alone: those of a mixture, each of which reads nearly all experts.
 fn gains(model: &Model) -> bool {
-    model.config.form.experts.is_some_and(|experts| experts.routed())
+    model.config.is_routed()
 }
 
 /// Bytes that chunks of so many tokens take beyond those of [`CHUNK`].
@@ -135,15 +136,17 @@ pub(super) fn cached_bytes(model: &Model) -> u64 {
 
 /// What of a model can be left on disk, in the plural; `None` if it is read in place as a whole.
 pub(super) fn parts(model: &Model) -> Option<&'static str> {
-    match model.config.form.experts {
-        Some(experts) if experts.routed() => Some("experts"),
-        Some(_) => Some("clusters"),
-        None => model.has_neurons().then_some("neurons"),
+    match model.config.parts() {
+        FfnParts::Experts => Some("experts"),
+        FfnParts::Clusters => Some("clusters"),
+        FfnParts::Neurons => model.has_neurons().then_some("neurons"),
     }
 }
 
-fn keys(model: &Model, need: Need) -> u64 {
-    KvCache::bytes_for(&model.config, need.context, need.kv).saturating_mul(need.sequences as u64)
+/// Bytes of the keys and values of all sequences, and of texts that have none.
+pub(super) fn keys(model: &Model, need: Need) -> u64 {
+    let each = KvCache::bytes_for(&model.config, need.context, need.kv);
+    each.saturating_mul(need.sequences as u64).saturating_add(need.prompt_bytes)
 }
 
 /// The memory that a model takes when all of it is kept there.
@@ -153,11 +156,11 @@ pub(super) fn all_bytes(model: &Model, need: Need) -> u64 {
 
 /// The default policy of what stays in memory.
 pub(super) fn usual_policy(model: &Model) -> Policy {
-    match model.config.form.experts {
+    match model.config.parts() {
         // Each of them is needed for every token: whatever came in would be gone again before its next use.
-        Some(experts) if !experts.routed() => Policy::Static,
-        Some(_) => Policy::TwoQueues,
-        None => Policy::Full,
+        FfnParts::Clusters => Policy::Static,
+        FfnParts::Experts => Policy::TwoQueues,
+        FfnParts::Neurons => Policy::Full,
     }
 }
 
@@ -172,7 +175,7 @@ pub(super) fn too_large(model: &Model, options: &EngineOptions) -> bool {
 /// Whether a part of a model can be on disk while a device computes another: neurons, and experts as wholes. Of the neurons inside experts
 /// the CPU reads single rows, which are in no frame.
 fn has_three_tiers(model: &Model) -> bool {
-    model.has_neurons() || model.config.form.experts.is_some_and(|experts| experts.routed() && !experts.by_neuron)
+    model.has_neurons() || model.config.is_routed() && model.config.has_whole_experts()
 }
 
 /// Memory for a model of which a part stays on disk; `None` if all of it is kept in memory, or it has nothing to leave there.
@@ -312,7 +315,7 @@ fn place(cache: &mut HostCache, engine: &Engine, told: &dyn Listener) -> Result<
 /// [`Error::Usage`] for a look-ahead that the predictor was not made for.
 fn foresight(engine: &Engine, options: &EngineOptions) -> Result<Option<Foresight>> {
     let RamOptions { prefetch, lookahead, .. } = options.neurons;
-    let layers = engine.model.config.layers;
+    let layers = engine.model.config.layers().len();
     let predictor = match Router::of(&engine.model) {
         _ if !prefetch => return Ok(None),
         Some(router) => Some(Arc::new(router) as Arc<dyn Predictor>),

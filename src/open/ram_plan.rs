@@ -111,7 +111,7 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
                 .into(),
         ));
     }
-    let need = Need { context, kv, sequences, ram: None, resident: false, host: None };
+    let need = Need { context, kv, sequences, prompt_bytes: 0, ram: None, resident: false, host: None };
     let (blocks, mut opened) = open_disk(model)?;
     let disk = &mut *opened.disk;
     let (first, span) = (blocks[0].offset(), span(&blocks[0], model.config.clusters()));
@@ -157,7 +157,7 @@ pub fn ram_plan(question: RamQuestion<'_>) -> Result<RamAnswer> {
             disk_bytes_s: costs.gb_s * 1e9,
         },
         model: DiskModel {
-            layers: model.config.layers,
+            layers: model.config.layers().len(),
             attention_bytes: (footprint.attention_bytes + footprint.host_shared_bytes + predictor_bytes) as f64,
             head_bytes: footprint.head_bytes as f64,
             ffn_bytes,

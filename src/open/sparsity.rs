@@ -97,14 +97,14 @@ impl SparsityOptions {
     /// [`Error::Usage`] for options that this model does not allow or that nothing would look at, [`Error::BadFile`] for a predictor that is
     /// damaged or another model's.
     pub(super) fn apply(&self, engine: &mut Engine, with_device: bool, told: &dyn Listener) -> Result<()> {
-        let is_mixture = engine.model.config.form.experts.is_some_and(|experts| experts.routed());
+        let is_mixture = engine.model.config.is_routed();
         if !engine.model.has_neurons() && !engine.model.config.neurons_inside() {
             return if self.may_be_dense() { Ok(()) } else { Err(Error::Usage(self.no_neurons(&engine.model))) };
         }
         if is_mixture {
             self.check_inside()?;
         }
-        let layers = engine.model.config.layers;
+        let layers = engine.model.config.layers().len();
         self.check_numbers(layers)?;
         let kinds = self.kinds(layers)?;
         self.calibrate_first(engine, &kinds, told)?;
@@ -126,7 +126,7 @@ impl SparsityOptions {
     /// # Errors
     /// As [`SparsityOptions::apply`].
     pub(super) fn check_found(&self, outline: &Model, with_device: bool) -> Result<()> {
-        let layers = outline.config.layers;
+        let layers = outline.config.layers().len();
         self.check_numbers(layers)?;
         let kinds = self.kinds(layers)?;
         if !self.calibrate.is_empty() {
@@ -170,12 +170,12 @@ impl SparsityOptions {
     /// Why predictors have no use for a model whose neurons do not stand by themselves.
     fn no_neurons(&self, model: &Model) -> String {
         let activation = model.config.activation;
-        if model.config.form.per_layer > 0 {
+        if model.config.per_layer > 0 {
             return "a model with embeddings for each layer is read in place, and all of its neurons are computed; leave out \
                     the options of predictors"
                 .into();
         }
-        match model.config.form.experts.is_some_and(|experts| experts.routed()) {
+        match model.config.is_routed() {
             true if activation.is_sparse() => {
                 "the neurons of this mixture's experts do not stand by themselves: pack it first (dynamicinfer pack MODEL -o FILE.neurons) and \
                  take that file, or leave out the options of predictors"
@@ -239,7 +239,7 @@ pub(super) fn ahead(engine: &Engine, options: &SparsityOptions) -> Result<Option
     };
     // The engine's own, so that one prediction can be used for both.
     let used = |layer| engine.sparsity().predictor(layer).map(|(predictor, _)| predictor);
-    if let Some(used) = (0..engine.model.config.layers).filter_map(used).find(|used| used.kind() == kind) {
+    if let Some(used) = (0..engine.model.config.layers().len()).filter_map(used).find(|used| used.kind() == kind) {
         return Ok(Some(used.clone()));
     }
     let ready = match kind {
@@ -264,7 +264,7 @@ pub fn one(
 ) -> Result<(Arc<dyn Predictor>, Vec<f32>)> {
     let options = SparsityOptions { predictor_file: file, sparsity, ..SparsityOptions::default() };
     let activation = engine.model.config.activation;
-    options.check_numbers(engine.model.config.layers)?;
+    options.check_numbers(engine.model.config.layers().len())?;
     if sparsity.is_some() && (activation.is_sparse() || !matches!(kind, None | Some(Kind::Exact))) {
         return Err(Error::Usage(
             "--sparsity is for silu and gelu models and the exact predictor; a trained one has the share that it was trained for".into(),
@@ -472,7 +472,7 @@ impl<'a> Found<'a> {
     fn activation_thresholds(&self) -> Result<Vec<f32>> {
         let model = self.model;
         if model.config.activation.is_sparse() {
-            return Ok(vec![0.0; model.config.layers]);
+            return Ok(vec![0.0; model.config.layers().len()]);
         }
         let share = self.options.sparsity.unwrap_or(0.5) as f64;
         let file = artifacts::find(model, File::Profile, profile_file::open)?.ok_or_else(|| {
@@ -492,7 +492,7 @@ impl<'a> Found<'a> {
                 )
             })
         };
-        (0..model.config.layers).map(activation_threshold).collect()
+        (0..model.config.layers().len()).map(activation_threshold).collect()
     }
 
     /// Checks that a layer of this kind has what it works with: a profile, a file, an activation with zeros.
@@ -537,7 +537,7 @@ impl<'a> Found<'a> {
                 Some(file) => predictor::open(file.path(), model)?,
                 None => Arc::new(Sign::uncalibrated(model)),
             };
-            self.sign = Some(Ready { predictor, activation_thresholds: vec![0.0; model.config.layers] });
+            self.sign = Some(Ready { predictor, activation_thresholds: vec![0.0; model.config.layers().len()] });
         }
         Ok(self.sign.clone().expect("made above"))
     }

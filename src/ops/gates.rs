@@ -20,7 +20,7 @@ pub fn gates(
     x: &Columns,
     gates: &mut [f32],
 ) {
-    gates_of(pool, kernels, config, layer, x, 0..config.ffn, gates);
+    gates_of(pool, kernels, config, layer, x, 0..layer.width, gates);
 }
 
 /// The same for some neurons; what stands in `gates` of others stays.
@@ -33,7 +33,7 @@ pub fn gates_of(
     neurons: Range<usize>,
     gates: &mut [f32],
 ) {
-    assert_eq!(gates.len(), x.n * config.ffn);
+    assert_eq!(gates.len(), x.n * layer.width);
     let (gates, part) = (Parts::new(gates), layer.block().gate_or_up());
     pool.run(neurons.len().div_ceil(TILE_NEURONS), |_, task| {
         let first = neurons.start + task * TILE_NEURONS;
@@ -41,11 +41,11 @@ pub fn gates_of(
         let rows = layer.neurons().rows_apart(part, range.start);
         // SAFETY: the rows are inside the section; the kernels are for this machine; each task writes its own neurons of `gates`,
         // which is [n, ffn].
-        unsafe { kernels.products(part.quant, rows, range.len(), x, gates.start().add(range.start), config.ffn) };
+        unsafe { kernels.products(part.quant, rows, range.len(), x, gates.start().add(range.start), layer.width) };
         if config.ffn_kind == Ffn::Plain && !layer.up_bias.is_empty() {
             for b in 0..x.n {
                 // SAFETY: each task has its own neurons.
-                let out = unsafe { gates.part(b * config.ffn + range.start..b * config.ffn + range.end) };
+                let out = unsafe { gates.part(b * layer.width + range.start..b * layer.width + range.end) };
                 math::add(out, &layer.up_bias[range.clone()]);
             }
         }

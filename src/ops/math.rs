@@ -72,6 +72,13 @@ pub fn rope(x: &mut [f32], head_dim: usize, cos_sin: &[(f32, f32)]) {
     }
 }
 
+/// The same for the pairs (2i, 2i + 1) of `x`; what has no angles stays as it is.
+pub fn rope_neighbours(x: &mut [f32], cos_sin: &[(f32, f32)]) {
+    for (pair, &(cos, sin)) in x.as_chunks_mut::<2>().0.iter_mut().zip(cos_sin) {
+        *pair = [pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin];
+    }
+}
+
 /// Replaces `out` by cosine and sine of each pair's angle, position times frequency, both times `scale`.
 pub fn angles(position: usize, frequencies: &[f32], scale: f32, out: &mut Vec<(f32, f32)>) {
     out.clear();

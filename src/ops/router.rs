@@ -7,12 +7,12 @@ use crate::model::layer::{Experts, Groups, Scoring};
 ///
 /// - `products` are the router's, `[experts]`, finite or -inf.
 /// - `selection_bias`, `[experts]`, finite, or empty, is added to the scores for choosing; weights are made of the scores without it.
-/// - Where there are groups, only experts of the best ones may be chosen: of those whose two best biased scores have the largest sums, of
-///   equals the first, as in DeepSeek V3.
+/// - Where there are groups, only experts of the best ones may be chosen: of those whose best biased score, as in DeepSeek V2, or whose two best
+///   have the largest sums, as in V3, of equals the first.
 /// - A weight is a score, or its share of the chosen ones, times the scale; it is never NaN. Where the scores of all chosen experts are
 ///   0, so are the weights.
 ///
-/// Without a router all experts have weight 1, and `products` are not read. There are no errors: [`crate::model::ModelConfig::check`] has
+/// Without a router all experts have weight 1, and `products` are not read. There are no errors: [`crate::model::Description::check`] has
 /// checked the counts. Only `chosen` grows.
 pub fn choose(experts: Experts, products: &[f32], selection_bias: &[f32], chosen: &mut Vec<(usize, f32)>) {
     let Experts { count, used, scoring, groups, scale, .. } = experts;
@@ -101,7 +101,7 @@ fn kept_groups(
         let members = (group * each..(group + 1) * each).map(|expert| biased(expert).1);
         let best = members
             .fold([f32::NEG_INFINITY; 2], |[first, second], score| [first.max(score), second.max(first.min(score))]);
-        (group, best[0] + best[1])
+        (group, if groups.best == 1 { best[0] } else { best[0] + best[1] })
     };
     let start = scratch.len();
     pick(groups.used, (0..groups.count).map(sum), scratch);
@@ -138,12 +138,12 @@ mod tests {
             Scoring::SoftmaxOfChosen | Scoring::All => product(expert),
         };
         let biased = |expert: usize| score(expert) + bias.get(expert).map_or(0.0, |&bias| f64::from(bias));
-        let groups = e.groups.unwrap_or(Groups { count: 1, used: 1 });
+        let groups = e.groups.unwrap_or(Groups { count: 1, used: 1, best: 2 });
         let each = e.count / groups.count;
         let sum = |group: usize| {
             let mut scores: Vec<f64> = (group * each..(group + 1) * each).map(biased).collect();
             scores.sort_by(|a, b| b.total_cmp(a));
-            (group, scores[0] + scores[1])
+            (group, scores[..groups.best].iter().sum())
         };
         let kept = largest(groups.used, (0..groups.count).map(sum).collect())?;
         let allowed = (0..e.count).filter(|expert| kept.contains(&(expert / each)));
@@ -163,7 +163,7 @@ mod tests {
     fn drawn(prng: &mut Prng, scoring: Scoring) -> (Experts, Vec<f32>, Vec<f32>) {
         let mut from_1_to = |most: usize| 1 + prng.below(most as u64) as usize;
         let (count, each) = (from_1_to(8), 1 + from_1_to(7));
-        let groups = Groups { count, used: from_1_to(count) };
+        let groups = Groups { count, used: from_1_to(count), best: from_1_to(2) };
         let count = groups.count * each;
         let in_groups = from_1_to(2) == 1;
         let used = from_1_to(if in_groups { groups.used * each } else { count });

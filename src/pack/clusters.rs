@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::formats::TensorView;
 use crate::formats::neuron_store::Content;
 use crate::formats::rows::Quant;
-use crate::model::ModelConfig;
+use crate::model::Description;
 use crate::model::config::Ffn;
 use crate::model::in_place::check_tensor;
 use crate::model::layer::Experts;
@@ -29,44 +29,45 @@ pub struct Cut<'a> {
     hidden: usize,
 }
 
-/// The configuration of the store: the FFN is a mixture of clusters that are all computed.
+/// What the store says of the model: the FFN is a mixture of clusters that are all computed.
 ///
 /// # Errors
 /// [`Error::Usage`] for a model whose FFNs cannot be cut so.
-pub fn config(source: &Source) -> Result<ModelConfig> {
+pub fn described(source: &Source) -> Result<Description> {
     let why_not = |why: String| Error::Usage(format!("{why}; pack it by neuron: leave out --quant clusters"));
-    let mut config = source.config.clone();
-    if config.ffn_kind == Ffn::Plain || source.down_by_neuron(0) {
+    if source.config.ffn_kind == Ffn::Plain || source.down_by_neuron(0) {
         return Err(why_not("clusters are cut from gate, up and a down that is stored by output".into()));
     }
     let neurons = neurons(source)?;
-    config.form.experts = Some(Experts::all(config.ffn / neurons));
-    config.ffn = neurons;
-    config.check().map_err(why_not)?;
-    Ok(config)
+    let mut described = source.described.clone();
+    described.form.experts = Some(Experts::all(described.ffn / neurons));
+    described.ffn = neurons;
+    described.check().map_err(why_not)?;
+    Ok(described)
 }
 
 /// Whether a model's FFNs can be cut into clusters.
 pub fn can_be_cut(source: &Source) -> bool {
-    source.config.only_in_place().is_none() && config(source).is_ok()
+    source.config.only_in_place().is_none() && described(source).is_ok()
 }
 
 /// Whether they can be, and a device can compute with the clusters' types: gate and up of each layer take inputs of one form.
 pub fn can_be_cut_for_device(source: &Source) -> bool {
     let input = |role, layer| source.weight(role, layer).ok().map(|view| Quant::of_source(view.info.dtype).input());
     let alike = |layer| input(Role::Gate, layer) == input(Role::Up, layer);
-    can_be_cut(source) && source.config.hidden.is_multiple_of(8) && (0..source.config.layers).all(alike)
+    can_be_cut(source) && source.config.hidden.is_multiple_of(8) && (0..source.config.layers().len()).all(alike)
 }
 
 /// Neurons of a cluster: the same for all layers, and whole blocks of each layer's `down`.
 fn neurons(source: &Source) -> Result<usize> {
     let c = &source.config;
-    let units = (0..c.layers).map(|layer| Ok(source.weight(Role::Down, layer)?.info.dtype.block_len()));
+    let units = (0..c.layers().len()).map(|layer| Ok(source.weight(Role::Down, layer)?.info.dtype.block_len()));
     let units = units.collect::<Result<Vec<_>>>()?;
-    let fits =
-        |&neurons: &usize| c.ffn.is_multiple_of(neurons) && units.iter().all(|unit| neurons.is_multiple_of(*unit));
+    let fits = |&neurons: &usize| {
+        c.widest_ffn().is_multiple_of(neurons) && units.iter().all(|unit| neurons.is_multiple_of(*unit))
+    };
     NEURONS.into_iter().find(fits).ok_or_else(|| {
-        let ffn = c.ffn;
+        let ffn = c.widest_ffn();
         Error::Usage(format!(
             "an FFN of {ffn} neurons cannot be cut into clusters of whole blocks of down; pack it by neuron: leave out --quant clusters"
         ))
@@ -76,7 +77,7 @@ fn neurons(source: &Source) -> Result<usize> {
 /// Bytes of a layer's clusters.
 ///
 /// # Errors
-/// [`Error::BadFile`] where the source lacks a tensor, [`Error::Usage`] as [`config`].
+/// [`Error::BadFile`] where the source lacks a tensor, [`Error::Usage`] as [`described`].
 pub fn packed_bytes(source: &Source, layer: usize) -> Result<u64> {
     let cut = of(source, layer)?;
     Ok(cut.content().cluster_bytes().unwrap_or(0) * cut.count as u64)
@@ -89,7 +90,7 @@ pub fn packed_bytes(source: &Source, layer: usize) -> Result<u64> {
 pub fn of(source: &Source, layer: usize) -> Result<Cut<'_>> {
     let [gate, up, down] = [Role::Gate, Role::Up, Role::Down].map(|role| source.weight(role, layer));
     let (neurons, c) = (neurons(source)?, &source.config);
-    Ok(Cut { gate: gate?, up: up?, down: down?, count: c.ffn / neurons, neurons, hidden: c.hidden })
+    Ok(Cut { gate: gate?, up: up?, down: down?, count: c.widest_ffn() / neurons, neurons, hidden: c.hidden })
 }
 
 impl Cut<'_> {

@@ -21,7 +21,7 @@ pub(super) fn check(source: &Source, types: Types) -> Result<()> {
             c.activation
         )));
     }
-    if c.has_normed_shared() || c.form.experts.is_some_and(|e| e.scaled || e.reads == RouterInput::Own) {
+    if c.has_normed_shared() || c.mixtures().any(|e| e.scaled || e.reads == RouterInput::Own) {
         let why = "this mixture has norms or scales of its own for experts, which no store holds: it is read where it lies; give its \
                    directory or GGUF as it is";
         return Err(Error::Usage(why.into()));
@@ -30,7 +30,7 @@ pub(super) fn check(source: &Source, types: Types) -> Result<()> {
         let why = "--quant clusters: a mixture's experts are clusters already; leave it out";
         return Err(Error::Usage(why.into()));
     }
-    for layer in 0..c.layers {
+    for layer in 0..c.layers().len() {
         let Some(SharedForm { width, .. }) = c.experts(layer).and_then(|experts| experts.shared) else { continue };
         let quant = types.of(source, source.shared_roles(layer).1, layer)?;
         if !width.is_multiple_of(quant.unit()) {
@@ -41,7 +41,7 @@ pub(super) fn check(source: &Source, types: Types) -> Result<()> {
         }
     }
     let with_experts = |layer: &usize| c.movable_of(*layer) > 0;
-    (0..c.layers).filter(with_experts).try_for_each(|layer| content(source, types, layer).map(drop))
+    (0..c.layers().len()).filter(with_experts).try_for_each(|layer| content(source, types, layer).map(drop))
 }
 
 /// What the section of a layer's experts holds.
@@ -67,7 +67,7 @@ pub(super) fn content(source: &Source, types: Types, layer: usize) -> Result<Con
             }
         }
     };
-    let experts = c.form.experts.map_or(0, |experts| experts.count);
+    let experts = c.experts(layer).map_or(0, |experts| experts.count);
     let gate = (c.ffn_kind != Ffn::Plain).then(|| quant(Role::Gate)).transpose()?;
     let [up, down] = [quant(Role::Up)?, quant(Role::Down)?];
     Ok(Content::Experts { gate, up, down, experts, neurons: c.width(layer), cols: c.hidden })

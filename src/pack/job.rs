@@ -115,15 +115,22 @@ impl Job<'_> {
         let cols = c.hidden;
         let layout = layout(self.source, self.types, layer)?;
         let block_bytes = layout.bytes();
-        let section =
-            writer.add_neurons(name, &layout.parts().iter().map(|part| part.quant).collect::<Vec<_>>(), c.ffn, cols);
+        let section = writer.add_neurons(
+            name,
+            &layout.parts().iter().map(|part| part.quant).collect::<Vec<_>>(),
+            c.width(layer),
+            cols,
+        );
         writer.add_checksums(section, &[block_bytes as u64]);
-        let published: Vec<PublishedId> = (0..c.ffn).map(PublishedId::new).collect();
+        let published: Vec<PublishedId> = (0..c.width(layer)).map(PublishedId::new).collect();
         let positions = order.positions(&published);
-        (0..c.ffn.div_ceil(NEURONS_PER_TASK)).into_par_iter().try_for_each(|task| {
-            let range = task * NEURONS_PER_TASK..c.ffn.min((task + 1) * NEURONS_PER_TASK);
-            let columns =
-                if by_neuron { Vec::new() } else { gather_columns(down, down.data, [cols, c.ffn], range.clone())? };
+        (0..c.width(layer).div_ceil(NEURONS_PER_TASK)).into_par_iter().try_for_each(|task| {
+            let range = task * NEURONS_PER_TASK..c.width(layer).min((task + 1) * NEURONS_PER_TASK);
+            let columns = if by_neuron {
+                Vec::new()
+            } else {
+                gather_columns(down, down.data, [cols, c.width(layer)], range.clone())?
+            };
             let mut blocks = vec![0; range.len() * block_bytes];
             let mut values = vec![0.0; cols];
             for (neuron, block) in range.clone().zip(blocks.chunks_exact_mut(block_bytes)) {

@@ -130,12 +130,12 @@ impl Mix {
         let table = self.table();
         let falcon = c.family == "falcon";
         let by_layer = |lines: ByLayer| {
-            let found = lines.iter().find(|(layers, _)| layers.has(layer, c.layers));
+            let found = lines.iter().find(|(layers, _)| layers.has(layer, c.layers().len()));
             found.map_or(table.main, |&(_, kind)| kind)
         };
         let values = || {
             // Models of 70 billion parameters, whose eight heads share a matrix of values that is small beside all others.
-            let shared = c.layers == 80 && c.attention(layer).is_some_and(|a| a.sharing() > 1);
+            let shared = c.layers().len() == 80 && c.attention(layer).is_some_and(|a| a.sharing() > 1);
             match by_layer(table.values) {
                 Q3_K | Q4_K if shared => Q5_K,
                 kind => kind,

@@ -9,7 +9,7 @@ use crate::error::{Error, Result, printable};
 use crate::formats::neuron_store::{Header, Writer};
 use crate::formats::rows::GROUP;
 use crate::ids::{Permutation, PublishedId};
-use crate::model::config::{ModelConfig, Positions};
+use crate::model::config::ModelConfig;
 use crate::model::source::{Role, Source};
 use crate::profile::Importance;
 use bytemuck::TransparentWrapper;
@@ -46,17 +46,17 @@ pub fn packed_bytes(source: &Source, types: Types) -> Result<u64> {
     if !c.tied {
         sum += bytes(Role::Head, 0, c.vocab, c.hidden)?;
     }
-    for layer in 0..c.layers {
+    for layer in 0..c.layers().len() {
         let (inputs, output) = Role::of_mixer(c.mixer(layer));
         for (&role, (_, rows)) in inputs.iter().zip(c.mixer(layer).inputs()) {
             sum += bytes(role, layer, rows, c.hidden)?;
         }
         sum += bytes(output, layer, c.hidden, c.mixer(layer).cols())?;
         sum += match types {
-            _ if c.form.experts.is_some() => experts::packed_bytes(source, types, layer)?,
+            _ if c.is_mixture() => experts::packed_bytes(source, types, layer)?,
             _ if !c.has_ffn(layer) => 0,
             Types::Clusters => clusters::packed_bytes(source, layer)?,
-            _ => (c.ffn * layout(source, types, layer)?.bytes()) as u64,
+            _ => (c.width(layer) * layout(source, types, layer)?.bytes()) as u64,
         };
     }
     Ok(sum)
@@ -90,17 +90,17 @@ pub fn pack_weighted(
     progress: &(dyn Fn(u64, u64) -> Result<()> + Sync),
 ) -> Result<Packed> {
     let (c, types) = (&source.config, options.types);
-    if c.form.per_layer > 0 {
+    if c.per_layer > 0 {
         let why = "this model has embeddings for each layer, which no store holds: it is read where it lies; give its \
                    directory or GGUF as it is";
         return Err(Error::Usage(why.into()));
     }
-    if c.form.experts.is_some() {
+    if c.is_mixture() {
         experts::check(source, types)?;
     }
     let stored = match types {
-        Types::Clusters => clusters::config(source)?,
-        _ => c.clone(),
+        Types::Clusters => clusters::described(source)?,
+        _ => source.described.clone(),
     };
     check_rows(source, types)?;
     check_orders(options, c)?;
@@ -116,11 +116,11 @@ pub fn pack_weighted(
     if !c.tied {
         job.rows(&mut writer, "head", c.hidden, &[(Role::Head, 0)])?;
     }
-    if matches!(c.positions, Positions::Learned { .. }) {
+    if c.learned_positions.is_some() {
         job.rows(&mut writer, "positions", c.hidden, &[(Role::Positions, 0)])?;
     }
     job.norm(&mut writer, "out_norm", Role::OutNorm, 0)?;
-    for layer in 0..c.layers {
+    for layer in 0..c.layers().len() {
         let order = options.orders.as_ref().map_or(&as_published, |orders| &orders[layer]);
         job.layer(&mut writer, layer, order)?;
     }
@@ -161,12 +161,12 @@ impl Job<'_> {
         for role in others {
             self.norm(writer, &name(part_of(role)), role, layer)?;
         }
-        if c.form.output_scales {
+        if c.layer(layer).output_scale {
             let scale = self.source.vector(self.source.weight(Role::OutputScale, layer)?)?;
             vector(writer, &name("output_scale"), &scale)?;
         }
         match self.types {
-            _ if c.form.experts.is_some() => self.experts(writer, layer)?,
+            _ if c.is_mixture() => self.experts(writer, layer)?,
             _ if !c.has_ffn(layer) => return Ok(()),
             Types::Clusters => self.clusters(writer, &name("ffn"), layer)?,
             _ => self.neurons(writer, &name("ffn"), layer, order)?,
@@ -239,8 +239,12 @@ impl Packed {
 /// Refuses types whose blocks do not fit the rows.
 fn check_rows(source: &Source, types: Types) -> Result<()> {
     let c = &source.config;
-    if c.form.sinks {
+    if c.attentions().any(|attention| attention.sinks) {
         let why = "this model's attention has sinks, which no store holds: it is read where it lies; give its GGUF";
+        return Err(Error::Usage(why.into()));
+    }
+    if c.attentions().any(|attention| attention.latent.is_some()) {
+        let why = "this model's attention is over latents, which no store holds: it is read where it lies";
         return Err(Error::Usage(why.into()));
     }
     let mixers: Vec<(&[Role], Role)> = c.mixers().map(Role::of_mixer).collect();
@@ -249,8 +253,8 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
     let outputs = mixers.iter().enumerate().map(|(layer, &(_, output))| (output, layer, c.mixer(layer).cols()));
     // Rows of clusters are the source's, which lie in it as they are; experts have been looked at.
     let not_here = |role: Role| match role {
-        Role::Up => c.form.experts.is_some(),
-        Role::Down => c.form.experts.is_some() || types == Types::Clusters,
+        Role::Up => c.is_mixture(),
+        Role::Down => c.is_mixture() || types == Types::Clusters,
         _ => false,
     };
     let first = c.ffn_like(0);
@@ -276,8 +280,8 @@ fn check_rows(source: &Source, types: Types) -> Result<()> {
 /// Refuses orders that are not the model's.
 fn check_orders(options: &PackOptions, c: &ModelConfig) -> Result<()> {
     let Some(orders) = &options.orders else { return Ok(()) };
-    let (layers, ffn) = (c.layers, c.ffn);
-    if c.form.experts.is_some() {
+    let (layers, ffn) = (c.layers().len(), c.widest_ffn());
+    if c.is_mixture() {
         return Err(Error::Usage("--order: neurons of an expert stay where the model has them; leave it out".into()));
     }
     if options.types == Types::Clusters {
@@ -302,7 +306,7 @@ fn check_importance(job: &Job, file: &Path, importance: &Importance) -> Result<S
         let why = format!("is {its}, the model's is {ours}: this profile belongs to another model ({owner}); {remedy}");
         return Err(Error::bad(file, "fingerprint", why));
     }
-    let shape = [c.layers, c.hidden, c.most_of_mixers(|m| m.cols())];
+    let shape = [c.layers().len(), c.hidden, c.most_of_mixers(|m| m.cols())];
     if importance.shape != shape {
         let its = importance.shape;
         let why = format!("layers, hidden size and heads' numbers are {its:?}, the model's {shape:?}; {remedy}");

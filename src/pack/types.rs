@@ -81,10 +81,10 @@ impl Types {
     /// As [`Types::natural`].
     pub fn for_device(source: &Source) -> Result<Types> {
         let natural = Types::natural(source)?;
-        if source.config.form.experts.is_some() {
+        if source.config.is_mixture() {
             return Ok(natural);
         }
-        let layouts = (0..source.config.layers)
+        let layouts = (0..source.config.layers().len())
             .filter(|&l| source.config.has_ffn(l))
             .map(|l| layout(source, natural, l))
             .collect::<Result<Vec<_>>>()?;
@@ -122,14 +122,14 @@ impl Types {
 
     /// Whether a packed model is of these types.
     pub fn are_of(self, model: &Model) -> bool {
-        let experts = model.config.form.experts;
-        if experts.is_some_and(|experts| !experts.routed()) || self == Types::Clusters {
-            return self == Types::Clusters && experts.is_some_and(|experts| !experts.routed());
-        }
-        if let (Some(_), Types::Mix(_)) = (experts, self) {
-            return false;
+        let clusters = model.config.has_clusters();
+        if clusters || self == Types::Clusters {
+            return self == Types::Clusters && clusters;
         }
         let Types::Mix(mix) = self else { return self.one() == Some(model.quant) };
+        if model.config.is_mixture() {
+            return false;
+        }
         model.layers.iter().enumerate().all(|(l, layer)| {
             let (inputs, output) = Role::of_mixer(model.config.mixer(l));
             let parts = layer.qkv.parts().iter().map(|part| part.quant).rev();
@@ -176,10 +176,10 @@ pub(super) fn own(of_source: Quant) -> Quant {
 
 /// The type of the first layer's matrix, or of its first expert's, in the source.
 fn of_source(source: &Source, role: Role) -> Result<Quant> {
-    let experts = (0..source.config.layers).find(|&layer| source.config.movable_of(layer) > 0);
-    let view = match (source.config.form.experts, experts) {
-        (Some(_), Some(layer)) => source.expert(role, layer, 0)?.view,
-        _ => source.weight(role, source.config.ffn_like(0))?,
+    let experts = (0..source.config.layers().len()).find(|&layer| source.config.movable_of(layer) > 0);
+    let view = match experts.filter(|_| source.config.is_mixture()) {
+        Some(layer) => source.expert(role, layer, 0)?.view,
+        None => source.weight(role, source.config.ffn_like(0))?,
     };
     Ok(Quant::of_source(view.info.dtype))
 }
@@ -189,8 +189,8 @@ fn of_source(source: &Source, role: Role) -> Result<Quant> {
 /// # Errors
 /// [`crate::Error::BadFile`] where the source lacks it.
 pub(super) fn of_up(source: &Source, types: Types) -> Result<Quant> {
-    match (types, source.config.form.experts) {
-        (Types::Own { .. }, Some(_)) => of_source(source, Role::Up).map(own),
+    match (types, source.config.is_mixture()) {
+        (Types::Own { .. }, true) => of_source(source, Role::Up).map(own),
         _ => types.of(source, Role::Up, source.config.ffn_like(0)),
     }
 }

@@ -45,7 +45,7 @@ impl Costs {
         let (always_us, fixed_us) = if skips { (0.0, self.split_us) } else { (self.split_us, 0.0) };
         let lane = |fixed_us: f64, neuron_us: f64| Lane { fixed_ns: fixed_us * 1e3, neuron_ns: neuron_us * 1e3 };
         let lanes = PerTier::all(lane(fixed_us, self.t_cpu_us)).with(Tier::Device, lane(0.0, self.t_gpu_us));
-        StageCosts { always_ns: (self.always_us + always_us) * 1e3, lanes }
+        StageCosts { always_ns: (self.always_us + always_us) * 1e3, lanes, move_ns: 0.0 }
     }
 }
 

@@ -113,9 +113,9 @@ pub fn estimate(f: &Footprint, plan: &Plan, machine: &MachineProfile, reads: Rea
         // A neuron's time is that of the rows that are read of it in the mean.
         let lane = |tier: Tier| {
             let (n, gb_s) = shares[tier];
-            Lane { neuron_ns: bytes_of(n) / n.computed.max(f64::MIN_POSITIVE) / gb_s, ..stage.lanes[tier] }
+            Lane::reading(stage.lanes[tier].fixed_ns, bytes_of(n) / n.computed.max(f64::MIN_POSITIVE), gb_s)
         };
-        let costs = StageCosts { always_ns: stage.always_ns, lanes: PerTier::from_fn(lane) };
+        let costs = StageCosts { lanes: PerTier::from_fn(lane), ..stage };
         let neurons_of = PerTier::from_fn(|tier| shares[tier].0.computed);
         stages_ns += if layer.whole { costs.for_mean(neurons_of) } else { costs.for_split(neurons_of) };
         let fixed_ns = if layer.whole { 0.0 } else { costs.lanes[Tier::Host].fixed_ns };

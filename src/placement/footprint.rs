@@ -3,8 +3,9 @@
 use crate::engine::session::{CHUNK, CHUNKS};
 use crate::engine::{attention_layer_bytes, attention_made_bytes, pinned_bytes, workspace_bytes};
 use crate::formats::rows::Quant;
-use crate::model::config::{ModelConfig, Norm, Positions};
-use crate::model::layer::{Attention, Experts, Mixer};
+use crate::model::config::{ModelConfig, Norm};
+use crate::model::latent::LatentWeights;
+use crate::model::layer::{Attention, Experts, LayerForm, Mixer};
 use crate::model::{BlockLayout, ExpertWeights, KvCache, KvType, Matrix, Model};
 
 /// Shape of a model and bytes of its parts.
@@ -33,7 +34,7 @@ pub struct Footprint {
     pub attention_weights: u64,
     /// Bytes of the embedding and learned positions; with tied embeddings of the positions alone.
     pub embeddings_bytes: u64,
-    /// Bytes of the shared experts that the host computes, beside experts by neuron.
+    /// Bytes of what the host computes in any case: shared experts beside experts by neuron, and matrices between latents and heads.
     pub host_shared_bytes: u64,
     /// Bytes of the head and its norm.
     pub head_bytes: u64,
@@ -86,7 +87,8 @@ impl Footprint {
             attention_made_bytes: attention_made_bytes(model),
             embeddings_bytes: if model.config.tied { 0 } else { model.embed.bytes() }
                 + model.positions.map_or(0, |p| p.bytes()),
-            host_shared_bytes: if model.config.neurons_inside() { shared_bytes(model) } else { 0 },
+            host_shared_bytes: if model.config.neurons_inside() { shared_bytes(model) } else { 0 }
+                + latent_bytes(model),
             head_bytes: model.head.padded_bytes() + norm_bytes(&model.config),
             ..Footprint::of_shape(&model.config, model.quant, context, kv)
         }
@@ -95,29 +97,28 @@ impl Footprint {
     /// The sizes that a model of this shape has when `pack` packs it as `quant`; its weights are not needed.
     pub fn of_shape(c: &ModelConfig, quant: Quant, context: usize, kv: KvType) -> Footprint {
         let edge = (c.vocab * quant.of_edges().row_bytes(c.hidden)) as u64;
-        let positions = match c.positions {
-            Positions::Learned { offset } => (c.context + offset) * Quant::F32.row_bytes(c.hidden),
-            Positions::Rope { .. } => 0,
-        };
-        let bytes = |m: &Mixer<'_>| m.rows() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(m.cols());
+        let rows = c.learned_positions.map_or(0, |offset| c.context + offset);
+        let positions = rows * Quant::F32.row_bytes(c.hidden);
+        let bytes = |m: &Mixer| m.rows() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(m.cols());
         let (attention, most) = (c.mixers().map(|m| bytes(&m)).sum::<usize>(), c.most_of_mixers(bytes));
         let inputs = c.ffn_kind.rows() - 1;
         let shared = |width: usize| inputs * width * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(width);
         let shared: usize = shared_widths(c).map(shared).sum();
         let on_device = if c.neurons_inside() { 0 } else { shared };
         Footprint {
-            layers: c.layers,
+            layers: c.layers().len(),
             hidden: c.hidden,
             ffn: c.movable(),
             placed_layers: c.movable_layers(),
-            experts_used: whole_experts(c).map(|experts| experts.used),
+            experts_used: c.has_whole_experts().then(|| c.most_used_experts()),
             block_bytes: (BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes() * of_cluster(c)) as u64,
             attention_bytes: (attention + on_device) as u64 + small_bytes(c),
             attention_layer_bytes: [most as u64; 2],
             attention_made_bytes: 0,
             attention_weights: attention_weights(c) as u64,
             embeddings_bytes: if c.tied { 0 } else { edge } + positions as u64,
-            host_shared_bytes: if c.neurons_inside() { shared as u64 } else { 0 },
+            host_shared_bytes: if c.neurons_inside() { shared as u64 } else { 0 }
+                + c.attentions().map(|a| quant.number_bytes(a.latent_weights()) as u64).sum::<u64>(),
             head_bytes: edge + norm_bytes(c),
             buffers_bytes: buffers_bytes(c),
             chunk_bytes: CHUNKS.map(|tokens| workspace_bytes(c, tokens) - workspace_bytes(c, CHUNK)),
@@ -126,7 +127,7 @@ impl Footprint {
             kv_bytes: KvCache::whole_bytes_for(c, context, kv),
             host_kv_bytes: KvCache::bytes_for(c, context, kv),
             position_bytes: KvCache::position_bytes(c, kv),
-            attention_waits: (0..c.layers).filter(|&l| !c.layer(l).norms.parallel()).count(),
+            attention_waits: (0..c.layers().len()).filter(|&l| !c.layer(l).norms.parallel()).count(),
             state_bytes: c.mixers().map(|m| m.kept() * size_of::<f32>()).sum::<usize>() as u64,
             block_weights: block_weights(c) as u64,
         }
@@ -222,19 +223,21 @@ const PROGRAM_BYTES: u64 = 32 << 20;
 /// 0.95 B 42 (71).
 pub fn working_bytes(c: &ModelConfig, chunk: usize) -> u64 {
     // Numbers of a token: the residual and what is made of it, and the FFN's gates, activations and what `down` reads.
-    let ffn = match c.form.experts.filter(|experts| experts.routed()) {
-        None => 2 * c.ffn,
+    let ffn = match c.is_routed() {
+        false => 2 * c.widest_ffn(),
         // Of each of its experts and of the shared one inputs, products and activations; packed by neuron, activations once more, filled up, and outputs.
-        Some(experts) => {
-            let shared = shared_widths(c).max().map_or(0, |width| 4 * width + 2 * c.hidden);
-            experts.used * (3 * c.ffn + 2 * c.hidden + if experts.by_neuron { 2 * c.ffn + c.hidden } else { 0 })
-                + shared
+        true => {
+            let (ffn, h) = (c.widest_ffn(), c.hidden);
+            let shared = shared_widths(c).max().map_or(0, |width| 4 * width + 2 * h);
+            c.most_used_experts() * (3 * ffn + 2 * h + if c.neurons_inside() { 2 * ffn + h } else { 0 }) + shared
         }
     };
     let token = 8 * c.hidden + 2 * c.most_of_mixers(|m| m.rows()) + ffn;
+    let of_latents = |a: &Attention| a.latent.map_or(0, |l| l.queries + a.heads * (l.query() + l.kept() + l.rank));
+    let latents = chunk.min(CHUNK) * c.most_of_attention(of_latents);
     // Experts' biases, and their router's, are copied.
     let biases = c.movable_layers() * expert_biases(c) * size_of::<f32>();
-    WORKING_BYTES.max(PROGRAM_BYTES + (chunk * token * size_of::<f32>()) as u64) + biases as u64
+    WORKING_BYTES.max(PROGRAM_BYTES + ((chunk * token + latents) * size_of::<f32>()) as u64) + biases as u64
 }
 
 fn length(tokens: usize) -> usize {
@@ -243,17 +246,17 @@ fn length(tokens: usize) -> usize {
 
 /// Neurons that are placed as one.
 fn of_cluster(c: &ModelConfig) -> usize {
-    if whole_experts(c).is_some() { c.ffn } else { 1 }
-}
-
-/// The experts of a mixture that are placed as a whole.
-fn whole_experts(c: &ModelConfig) -> Option<Experts> {
-    c.form.experts.filter(|experts| !experts.by_neuron)
+    if c.has_whole_experts() { c.widest_ffn() } else { 1 }
 }
 
 /// Neurons of what every token passes through in each layer of a mixture that has such a thing.
 fn shared_widths(c: &ModelConfig) -> impl Iterator<Item = usize> {
-    (0..c.layers).filter_map(|layer| Some(c.experts(layer)?.shared?.width))
+    (0..c.layers().len()).filter_map(|layer| Some(c.experts(layer)?.shared?.width))
+}
+
+/// Bytes of the matrices between latents and heads of all layers.
+fn latent_bytes(model: &Model) -> u64 {
+    model.layers.iter().flat_map(|layer| &layer.latent).flat_map(LatentWeights::matrices).map(Matrix::bytes).sum()
 }
 
 /// Bytes of the shared experts of all layers.
@@ -279,44 +282,45 @@ fn norm_bytes(c: &ModelConfig) -> u64 {
 
 /// Numbers of the biases of a layer's experts and of their router.
 fn expert_biases(c: &ModelConfig) -> usize {
-    let of = |e: Experts| usize::from(e.selection_bias) + if e.biases { 1 + 2 * c.ffn + c.hidden } else { 0 };
-    c.form.experts.map_or(0, |experts| experts.count * of(experts))
+    let of = |e: Experts| usize::from(e.selection_bias) + if e.biases { 1 + 2 * c.widest_ffn() + c.hidden } else { 0 };
+    c.most_of_experts(|experts| experts.count * of(*experts))
 }
 
 /// The norms, the biases, the sinks and the router of each layer, in f32.
 fn small_bytes(c: &ModelConfig) -> u64 {
     let there = |yes: bool, numbers: usize| if yes { numbers } else { 0 };
-    let of_attention = |a: Attention<'_>| {
+    let of_attention = |a: Attention| {
         there(a.bias, a.qkv_dim())
             + there(a.output_bias, c.hidden)
             + there(a.qk_norm, if a.keys_of.is_some() { 1 } else { 2 } * a.head_dim)
             + there(a.sinks, a.heads)
     };
-    let (biases, of_experts) = (there(c.ffn_bias, c.ffn + c.hidden), expert_biases(c));
-    let router = c.form.experts.filter(Experts::routed).map_or(0, |experts| experts.count * c.hidden);
+    let (biases, of_experts) = (there(c.ffn_bias, c.widest_ffn() + c.hidden), expert_biases(c));
+    let router = if c.is_routed() { c.clusters() * c.hidden } else { 0 };
     let attention = c.attentions().map(of_attention).sum::<usize>();
     // Norms before and behind attention and FFN, and where there are the latter the weights of one that makes zeros.
-    let norms = 2 * (u64::from(c.form.norms.before()) + u64::from(c.form.norms.after()))
-        + if c.has_normed_shared() { 3 } else { 0 };
-    let zeros = if c.form.norms.after() { norm_bytes(c) } else { 0 };
+    let of_layer = |layer: &LayerForm| 2 * (u64::from(layer.norms.before()) + u64::from(layer.norms.after()));
+    let beside = if c.has_normed_shared() { 3 * c.layers().len() as u64 } else { 0 };
+    let norms = c.layers().iter().map(of_layer).sum::<u64>() + beside;
+    let zeros = if c.norms_outputs() { norm_bytes(c) } else { 0 };
     let experts = c.movable_layers() as u64 * 4 * (of_experts + router) as u64;
-    zeros + c.layers as u64 * (norms * norm_bytes(c) + 4 * biases as u64) + experts + 4 * attention as u64
+    zeros + norms * norm_bytes(c) + c.layers().len() as u64 * 4 * biases as u64 + experts + 4 * attention as u64
 }
 
 /// Everything that a pass needs besides weights: the engine's workspace for a chunk of [`CHUNK`] tokens; room for neuron blocks
 /// that are copied for a chunk; 4 bytes per neuron for `gpu_bucket` (dynamicinfer C.2), for the largest number of slots; and a second copy of
 /// the biases of up, for neurons that are in no slot.
 fn buffers_bytes(c: &ModelConfig) -> u64 {
-    let biases = if c.ffn_bias { c.layers * c.ffn } else { 0 };
-    workspace_bytes(c, CHUNK) + streamed_bytes(c) + 4 * (c.layers * c.movable() + biases) as u64
+    let biases = if c.ffn_bias { c.layers().len() * c.widest_ffn() } else { 0 };
+    workspace_bytes(c, CHUNK) + streamed_bytes(c) + 4 * (c.layers().len() * c.movable() + biases) as u64
 }
 
 /// Bytes for blocks that are copied for a prompt's chunk: what the activations of [`CHUNK`] tokens would take if all were kept. That is a few hundred
 /// blocks of a 7B model in f16, which the link copies in a fraction of a millisecond. 0 of whole experts: their plan says how many
 /// ([`super::memory_plan::Plan::streamed_bytes`]).
 pub fn streamed_bytes(c: &ModelConfig) -> u64 {
-    if whole_experts(c).is_some() {
+    if c.has_whole_experts() {
         return 0;
     }
-    4 * (CHUNK * (c.ffn_kind.rows() - 1) * c.ffn) as u64
+    4 * (CHUNK * (c.ffn_kind.rows() - 1) * c.widest_ffn()) as u64
 }

@@ -3,9 +3,9 @@
 use super::memory_plan::{Bits, Footprint};
 use crate::error::{Error, Result, excerpt};
 use crate::formats::rows::Quant;
-use crate::model::KvType;
 use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions, RopeScaling, rope_frequencies};
-use crate::model::layer::{Experts, LayerForm, LinearAttention, OwnForm, Scoring, SharedForm, StateRule};
+use crate::model::layer::{CommonForm, Experts, LinearAttention, OwnForm, Scoring, SharedForm, StateRule};
+use crate::model::{Description, KvType};
 
 /// ReLU LLaMAs: name, hidden, layers, FFN, heads, kv heads.
 const DENSE: [(&str, [usize; 5]); 3] = [
@@ -97,10 +97,10 @@ pub const EPSILON: f32 = 1e-5;
 pub const THETA: f64 = 10_000.0;
 
 impl Sizes {
-    /// Configuration of a model of these sizes, a mixture if it has experts.
-    pub fn config(&self, name: String, activation: Activation, experts: Option<Experts>) -> ModelConfig {
+    /// What a file of a model of these sizes says, a mixture if it has experts.
+    pub fn described(&self, name: String, activation: Activation, experts: Option<Experts>) -> Description {
         let head_dim = self.hidden / self.heads;
-        ModelConfig {
+        Description {
             family: "llama".into(),
             name,
             hidden: self.hidden,
@@ -120,7 +120,7 @@ impl Sizes {
             output_bias: false,
             ffn_bias: false,
             tied: false,
-            form: LayerForm { experts, ..LayerForm::default() },
+            form: CommonForm { experts, ..CommonForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
             logit_cap: 0.0,
@@ -142,7 +142,7 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
     let context = 4096;
     if let Some((_, [hidden, layers, ffn, heads, kv_heads])) = DENSE.into_iter().find(|(n, _)| *n == name) {
         let sizes = Sizes { hidden, layers, ffn, heads, kv_heads, vocab: 32000, context };
-        return Ok(sizes.config(name.into(), Activation::Relu, None));
+        return resolved(&sizes.described(name.into(), Activation::Relu, None));
     }
     let Some(m) = MIXTURES.iter().find(|m| m.name == name) else {
         let names: Vec<&str> = DENSE.iter().map(|(n, _)| *n).chain(MIXTURES.iter().map(|m| m.name)).collect();
@@ -151,10 +151,10 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
     let [hidden, layers, ffn, heads, kv_heads, head_dim, vocab] = m.sizes;
     let sizes = Sizes { hidden, layers, ffn, heads, kv_heads, vocab, context };
     let frequencies = rope_frequencies(head_dim, 1e6, &RopeScaling::None);
-    let mut config = ModelConfig {
+    let mut config = Description {
         head_dim,
         positions: Positions::Rope { frequencies },
-        ..sizes.config(name.into(), Activation::Silu, Some(mixtral(m.experts.0, m.experts.1)))
+        ..sizes.described(name.into(), Activation::Silu, Some(mixtral(m.experts.0, m.experts.1)))
     };
     if let Some(Hybrid { every, delta, shared }) = &m.hybrid {
         let recurs = (0..layers).filter(|layer| !(layer + 1).is_multiple_of(*every)).collect();
@@ -163,7 +163,11 @@ pub fn shape(name: &str) -> Result<ModelConfig> {
         let shared = Some(SharedForm { width: *shared, weighted: true, normed: false });
         config.form.experts.iter_mut().for_each(|experts| experts.shared = shared);
     }
-    Ok(config)
+    resolved(&config)
+}
+
+fn resolved(config: &Description) -> Result<ModelConfig> {
+    config.resolve().map_err(Error::Usage)
 }
 
 /// The sizes of a model that is known by name, and its type in words: `quant`, else what most people have: a mixture's own 4-bit type, f16 of

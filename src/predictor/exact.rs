@@ -19,13 +19,13 @@ pub struct Exact {
 impl Exact {
     /// `activation_thresholds`: for each layer the magnitude above which a neuron counts as active, 0 for ReLU models.
     pub fn new(model: &Model, activation_thresholds: &[f32]) -> Exact {
-        assert_eq!(activation_thresholds.len(), model.config.layers);
+        assert_eq!(activation_thresholds.len(), model.config.layers().len());
         Exact {
             tables: activation_thresholds
                 .iter()
                 .map(|&activation_threshold| Calibration::step(activation_threshold))
                 .collect(),
-            gate_bytes: model.layers.iter().map(|l| (model.config.ffn * l.block().gate_or_up().bytes) as u64).collect(),
+            gate_bytes: model.layers.iter().map(|l| (l.width * l.block().gate_or_up().bytes) as u64).collect(),
         }
     }
 }
@@ -54,8 +54,8 @@ impl Predictor for Exact {
     ) {
         let Tools { model, pool, kernels, scratch } = tools;
         let (c, layer) = (&model.config, &model.layers[layer]);
-        let (h, ffn) = (c.hidden, c.ffn);
-        assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
+        let h = c.hidden;
+        assert_eq!((residual.len(), scores.len()), (n * h, n * c.widest_ffn()));
         if layer.neurons().count == 0 {
             return scores.fill(0.0);
         }

@@ -128,9 +128,9 @@ pub trait Predictor: Send + Sync {
     fn calibration(&self, layer: usize, ahead: usize) -> Option<&Calibration>;
 
     /// Writes the score of every neuron of `layer` to `scores`, `[n, neurons]` in the store's order (of a mixture those of all experts, one
-    /// expert after the other); higher is likelier. `residual`, `[n,
-    /// hidden]`, is the residual after the attention of layer `layer - ahead`, before its ffn_norm. Must only be called if there is a
-    /// `calibration(layer, ahead)`.
+    /// expert after the other); higher is likelier. `neurons` are those of the layer that has most: a layer without an FFN gets scores that
+    /// reach no threshold. `residual`, `[n, hidden]`, is the residual after the attention of layer `layer - ahead`, before its ffn_norm. Must
+    /// only be called if there is a `calibration(layer, ahead)`.
     fn score(&self, tools: &mut Tools<'_>, layer: usize, ahead: usize, residual: &[f32], n: usize, scores: &mut [f32]);
 
     /// The network that makes the scores, for callers that need the scores of some neurons only: the second half of a mixture is computed

@@ -52,8 +52,9 @@ fn remedy(kind: &str) -> &'static str {
 fn check_model(file: &PredictorFile, model: &Model) -> Result<()> {
     let (h, c) = (&file.header, &model.config);
     let bad = |field: &str, why: String| Err(Error::bad(file.path(), field, format!("{why}; {}", remedy(&h.kind))));
-    let experts = c.neurons() / c.ffn;
-    let sizes = [("layers", h.layers, c.layers), ("hidden", h.hidden, c.hidden), ("ffn", h.ffn, c.ffn)];
+    let experts = c.neurons() / c.widest_ffn();
+    let sizes =
+        [("layers", h.layers, c.layers().len()), ("hidden", h.hidden, c.hidden), ("ffn", h.ffn, c.widest_ffn())];
     for (field, found, wanted) in sizes.into_iter().chain([("experts", h.experts, experts)]) {
         if found != wanted {
             return bad(field, format!("is {found}, the model has {wanted}: it belongs to {}", h.model));

@@ -249,7 +249,10 @@ impl Mlp {
     pub(super) fn new(file: PredictorFile, model: &Model) -> Result<Mlp> {
         let ready = |table: &Table| Ok(((table.layer, table.ahead), Ready::new(&file, table, model)?));
         let networks = file.header.tables.par_iter().map(ready).collect::<Result<_>>()?;
-        let read_of = model.config.form.experts.map_or((1, 1), |experts| (experts.used as u64, experts.count as u64));
+        let read_of = match model.config.is_mixture() {
+            true => (model.config.most_used_experts() as u64, model.config.clusters() as u64),
+            false => (1, 1),
+        };
         Ok(Mlp { networks, threshold: file.header.threshold, read_of, file })
     }
 }

@@ -2,7 +2,7 @@
 //! (PowerInfer-2 4.1.2 has predictors for neurons inside experts; the experts themselves are their router's choice).
 
 use super::{Calibration, Kind, Predictor, Tools};
-use crate::model::layer::{Experts, RouterInput};
+use crate::model::layer::RouterInput;
 use crate::model::{ExpertWeights, Model};
 use crate::ops::linear::linear;
 use crate::ops::math;
@@ -11,7 +11,6 @@ use crate::ops::router::choose;
 /// The routers of a model. Its scores are 1 for the experts that a router would choose and 0 for the others, which is also how likely it
 /// takes them to be.
 pub struct Router {
-    experts: Experts,
     calibration: Calibration,
     /// Bytes of each layer's router.
     bytes: Vec<u64>,
@@ -20,9 +19,11 @@ pub struct Router {
 impl Router {
     /// The routers of a mixture of experts; `None` for another model.
     pub fn of(model: &Model) -> Option<Router> {
-        let experts = model.config.form.experts?;
-        let bytes = (0..model.config.layers).map(|layer| weights(model, layer).router_bytes()).collect();
-        Some(Router { experts, calibration: Calibration::new(vec![0.0, 1.0], vec![0.0, 1.0]), bytes })
+        if !model.config.is_mixture() {
+            return None;
+        }
+        let bytes = (0..model.config.layers().len()).map(|layer| weights(model, layer).router_bytes()).collect();
+        Some(Router { calibration: Calibration::new(vec![0.0, 1.0], vec![0.0, 1.0]), bytes })
     }
 }
 
@@ -51,10 +52,11 @@ impl Predictor for Router {
         let Some(router) = &weights.router else {
             return scores.fill(if weights.experts.is_empty() { 0.0 } else { 1.0 });
         };
+        let experts = c.experts(layer).expect("a layer with a router has experts");
         scratch.normed.clear();
         scratch.normed.extend_from_slice(residual);
-        if self.experts.reads != RouterInput::Layer {
-            let norm = match self.experts.reads {
+        if experts.reads != RouterInput::Layer {
+            let norm = match experts.reads {
                 RouterInput::Own => &weights.router_norm,
                 _ => &model.layers[layer].ffn_norm,
             };
@@ -63,18 +65,18 @@ impl Predictor for Router {
                 math::norm(c.norm, norm, residual, normed);
             }
         }
-        scratch.inner.resize(n * self.experts.count, 0.0);
+        scratch.inner.resize(n * experts.count, 0.0);
         let (input, products) = (&scratch.normed, &mut scratch.inner);
         linear(pool, kernels, router, input, n, &mut scratch.columns, products);
         if !weights.router_bias().is_empty() {
-            let tokens = products.chunks_exact_mut(self.experts.count);
+            let tokens = products.chunks_exact_mut(experts.count);
             tokens.for_each(|products| math::add(products, weights.router_bias()));
         }
         scores.fill(0.0);
-        let tokens = products.chunks_exact(self.experts.count).zip(scores.chunks_exact_mut(self.experts.count));
+        let tokens = products.chunks_exact(experts.count).zip(scores.chunks_exact_mut(c.clusters()));
         for (products, scores) in tokens {
             scratch.experts.clear();
-            choose(self.experts, products, &weights.selection_bias, &mut scratch.experts);
+            choose(experts, products, &weights.selection_bias, &mut scratch.experts);
             scratch.experts.iter().for_each(|&(expert, _)| scores[expert] = 1.0);
         }
     }

@@ -49,7 +49,7 @@ pub struct Sign {
 impl Sign {
     /// Without a calibration: threshold 0.5 stands for the paper's alphas. Looks ahead as far as there are layers.
     pub fn uncalibrated(model: &Model) -> Sign {
-        let layers = model.config.layers;
+        let layers = model.config.layers().len();
         let alpha = |layer| if 2 * layer < layers { ALPHA_FIRST_HALF } else { ALPHA };
         // The step computes what lies above it; a neuron at alpha's score is computed.
         let table = |layer| Calibration::step(score_of_alpha(alpha(layer)).next_down());
@@ -62,14 +62,14 @@ impl Sign {
     pub fn new(model: &Model, tables: Tables) -> Sign {
         let c = &model.config;
         let lines = sign::lines(c.hidden);
-        let mut bits =
-            MmapMut::map_anon(c.layers * c.ffn * lines * size_of::<BitLine>()).expect("memory for the signs");
+        let mut bits = MmapMut::map_anon(c.layers().len() * c.widest_ffn() * lines * size_of::<BitLine>())
+            .expect("memory for the signs");
         // Advice only: small pages are slower.
         let _ = bits.advise(Advice::HugePage);
         bytemuck::cast_slice_mut::<u8, BitLine>(&mut bits).par_chunks_exact_mut(lines).enumerate().for_each_init(
             || vec![0.0; c.hidden],
             |values, (row, bits)| {
-                let (layer, neuron) = (&model.layers[row / c.ffn], row % c.ffn);
+                let (layer, neuron) = (&model.layers[row / c.widest_ffn()], row % c.widest_ffn());
                 if neuron >= layer.neurons().count {
                     return;
                 }
@@ -78,7 +78,7 @@ impl Sign {
                 sign::pack(values, bits);
             },
         );
-        Sign { bits, layers: c.layers, tables }
+        Sign { bits, layers: c.layers().len(), tables }
     }
 
     fn layer(&self, layer: usize) -> &[BitLine] {
@@ -110,7 +110,7 @@ impl Predictor for Sign {
         scores: &mut [f32],
     ) {
         let Tools { model, pool, kernels, scratch } = tools;
-        let (h, ffn) = (model.config.hidden, model.config.ffn);
+        let (h, ffn) = (model.config.hidden, model.config.widest_ffn());
         assert_eq!((residual.len(), scores.len()), (n * h, n * ffn));
         if model.layers[layer].neurons().count == 0 {
             return scores.fill(f32::NEG_INFINITY);

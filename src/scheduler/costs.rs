@@ -1,5 +1,5 @@
-//! The cost model of a layer's FFN: the time of its stage on the host's clock, by how many neurons each memory computes. Thresholds, gain and
-//! plan use this one. Every function is pure; the numbers come from measurements ([`super::rates`]).
+//! The cost model of a layer's FFN: the time of its stage on the host's clock, by how many neurons each memory computes and how many move. Thresholds,
+//! policies, plans, replay and its bound use this one. Every function is pure; the numbers come from measurements ([`super::rates`]).
 
 use crate::cache::{PerTier, Tier};
 
@@ -13,6 +13,11 @@ pub struct Lane {
 }
 
 impl Lane {
+    /// A lane that reads `bytes` of each neuron at `gb_s` GB/s.
+    pub fn reading(fixed_ns: f64, bytes: f64, gb_s: f64) -> Lane {
+        Lane { fixed_ns, neuron_ns: bytes / gb_s }
+    }
+
     /// Time of a share of exactly `neurons` neurons, ns.
     pub fn for_count(self, neurons: u64) -> f64 {
         if neurons == 0 { 0.0 } else { self.fixed_ns + self.neuron_ns * neurons as f64 }
@@ -32,6 +37,21 @@ pub struct StageCosts {
     /// The lanes, which run at the same time. The host's fixed part contains what is only there because the layer is split: its part of the
     /// sum crosses the link and is added.
     pub lanes: PerTier<Lane>,
+    /// Time that a neuron on its way to the device takes from the host's share, ns: beginning its copy, and memory that both read.
+    pub move_ns: f64,
+}
+
+/// What the stages of many layers had to do, in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StageCounts {
+    /// Stages.
+    pub stages: u64,
+    /// Those in which the host had a share.
+    pub split: u64,
+    /// Neurons that the host computed.
+    pub host: u64,
+    /// Neurons that began to move.
+    pub moves: u64,
 }
 
 impl StageCosts {
@@ -54,6 +74,13 @@ impl StageCosts {
         self.always_ns + self.lanes_ns(neurons)[Tier::Device].max(host_ns)
     }
 
+    /// Time of many stages, ns, whose device is no slower than the host.
+    pub fn for_counts(&self, of: StageCounts) -> f64 {
+        let host = self.lanes[Tier::Host];
+        let shares = of.split as f64 * host.fixed_ns + of.host as f64 * host.neuron_ns;
+        of.stages as f64 * self.always_ns + shares + of.moves as f64 * self.move_ns
+    }
+
     /// Time of the stage for exactly so many neurons, ns.
     pub fn for_count(&self, neurons: PerTier<u64>) -> f64 {
         let lanes = PerTier::from_fn(|tier| self.lanes[tier].for_count(neurons[tier]));
@@ -61,25 +88,14 @@ impl StageCosts {
     }
 }
 
-/// Fixed times of a stage that were measured on an H200 beside 16 threads of a Xeon: fitted on the decoding rows of the model of eight layers in
-/// `runs/2026-11-26-h200/raw.csv`, for simulations of such a machine. A running engine measures its own.
-pub mod h200 {
-    /// [`super::StageCosts::always_ns`]: the stage where every neuron is on the card.
-    pub const ALWAYS_NS: f64 = 31_200.0;
-    /// The host's [`super::Lane::fixed_ns`].
-    pub const HOST_FIXED_NS: f64 = 94_800.0;
-    /// Time in which one thread computes a neuron of 24 KiB in f16, ns. Threads share it where the neurons of a token fit the processor's last
-    /// cache; else host memory's rate is the limit.
-    pub const THREAD_NEURON_NS: f64 = 1_510.0;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduler::h200;
 
     const RAW: &str = include_str!("../../runs/2026-11-26-h200/raw.csv");
-    /// Bytes of a neuron of the dense models, of an expert of the mixtures.
-    const NEURON: f64 = 3.0 * 2.0 * 4096.0;
+    const NEURON: f64 = h200::NEURON_BYTES;
+    /// Bytes of an expert of the mixtures.
     const EXPERT: f64 = 3.0 * 2048.0 * 768.0 * 18.0 / 32.0;
     /// Host memory's rate by that run's `machine.toml`, GB/s.
     const DRAM_GB_S: f64 = 119.16;
@@ -118,11 +134,12 @@ mod tests {
 
     /// The H200's costs for shares of `threads` threads, whose neurons have `bytes`, of which a token needs `of_token` on the CPU.
     fn costs(threads: f64, bytes: f64, of_token: f64) -> StageCosts {
-        let shared = h200::THREAD_NEURON_NS * bytes / NEURON / threads;
+        let of_cache = h200::stage();
+        let shared = of_cache.lanes[Tier::Host].neuron_ns * h200::THREADS / threads * bytes / NEURON;
         let beyond_cache = bytes * of_token > LAST_CACHE;
         let neuron_ns = if beyond_cache { shared.max(bytes / DRAM_GB_S) } else { shared };
-        let host = Lane { fixed_ns: h200::HOST_FIXED_NS, neuron_ns };
-        StageCosts { always_ns: h200::ALWAYS_NS, lanes: PerTier::all(Lane::default()).with(Tier::Host, host) }
+        let host = Lane { neuron_ns, ..of_cache.lanes[Tier::Host] };
+        StageCosts { lanes: of_cache.lanes.with(Tier::Host, host), ..of_cache }
     }
 
     /// (predicted / measured) - 1. Of `used` experts of a token each is on the CPU with the same probability; of neurons some always are.
@@ -160,6 +177,15 @@ mod tests {
         assert!((neuron - h200::THREAD_NEURON_NS).abs() < 5.0, "{neuron}");
         let alone = ["all", "allgraphs"].map(|name| row("3", name, 132.0, 8.0).stage_ns);
         assert!((alone.iter().sum::<f64>() / 2.0 - h200::ALWAYS_NS).abs() < 100.0, "{alone:?}");
+        let mut attention = rows.each_ref().map(|(row, _)| row.layer_ns - row.stage_ns);
+        attention.sort_by(f64::total_cmp);
+        assert!((attention[4] - h200::ATTENTION_NS).abs() < 3000.0, "{attention:?}");
+        // With a lane of the device's own, the rows' stages take as long.
+        for on_host in [522, 244, 0] {
+            let neurons = PerTier::all(on_host).with(Tier::Device, 1060 - on_host);
+            let [with, without] = [h200::with_device(), h200::stage()].map(|costs| costs.for_count(neurons));
+            assert!((with - without).abs() < 1.0, "{on_host} on the host: {with} and {without}");
+        }
         for (row, threads) in &rows {
             let error = error(row, *threads, NEURON, None);
             assert!(error.abs() < 0.15, "{} on the CPU, {threads} threads: {error:.3}", row.on_cpu);
@@ -234,10 +260,16 @@ mod tests {
     #[test]
     fn an_empty_host_share_saves_its_fixed_part_and_the_slower_lane_counts() {
         let lane = |fixed_ns, neuron_ns| Lane { fixed_ns, neuron_ns };
-        let costs =
-            StageCosts { always_ns: 10.0, lanes: PerTier::all(lane(100.0, 2.0)).with(Tier::Device, lane(20.0, 0.5)) };
+        let costs = StageCosts {
+            always_ns: 10.0,
+            lanes: PerTier::all(lane(100.0, 2.0)).with(Tier::Device, lane(20.0, 0.5)),
+            move_ns: 3.0,
+        };
         let of = |host: u64, device: u64| costs.for_count(PerTier::all(host).with(Tier::Device, device));
         assert_eq!((of(0, 0), of(0, 10), of(1, 10), of(30, 400)), (10.0, 35.0, 112.0, 230.0));
+        // Where the host is the slower one, many stages take what they take one by one, and moves come beside them.
+        let counts = StageCounts { stages: 3, split: 2, host: 31, moves: 4 };
+        assert_eq!(costs.for_counts(counts), of(0, 0) + of(1, 10) + of(30, 10) + 12.0);
         // Means of many neurons are as counts, and means below one are charged for the passes in which there is one.
         let mean = |host: f64| costs.for_mean(PerTier::all(host).with(Tier::Device, 0.0));
         assert!((mean(40.0) - 190.0).abs() < 1e-9);

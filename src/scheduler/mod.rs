@@ -3,12 +3,13 @@
 //! [`Scheduler::step`] takes an observation of a layer and gives decisions. It is the one loop of the thread beside the engine, of a
 //! replayed trace and of the simulator. What it decides by is pure or owns only its own history: [`policy`] chooses, one file per policy,
 //! [`importance`] scores, [`forecast`] says how often experts will be used, [`sequences`] counts what fires, [`window`] limits what is on the link, [`gain`] notices when moving does not
-//! pay, [`rates`] measures, [`costs`] says what that makes of a layer, and [`thresholds`] balances the parts of device and CPU by it. `docs/papers.md` has the paper's equation for each.
+//! pay, [`rates`] measures, [`costs`] says what that makes of a layer ([`h200`] on a card), and [`thresholds`] balances the parts of device and CPU by it. `docs/papers.md` has the paper's equation for each.
 
 pub mod chunks;
 pub mod costs;
 pub mod forecast;
 pub mod gain;
+pub mod h200;
 pub mod importance;
 mod log;
 pub mod policy;

@@ -82,9 +82,10 @@ impl Rates {
     pub fn costs(&self, layer: usize) -> Option<StageCosts> {
         let LayerRates { neuron_ns, fixed_ns, merge_ns } = self.layers[layer];
         let [host, device] = [neuron_ns[Tier::Host]?, neuron_ns[Tier::Device]?];
+        let move_ns = self.move_cost() * host;
         let host = Lane { fixed_ns: fixed_ns[Tier::Host] as f64 + merge_ns?, neuron_ns: host };
         let device = Lane { fixed_ns: fixed_ns[Tier::Device] as f64, neuron_ns: device };
-        Some(StageCosts { always_ns: 0.0, lanes: PerTier::all(host).with(Tier::Device, device) })
+        Some(StageCosts { always_ns: 0.0, lanes: PerTier::all(host).with(Tier::Device, device), move_ns })
     }
 
     /// Time to start a copy on the link, ns (t_0); `None` until copies of different sizes have shown it.

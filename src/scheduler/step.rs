@@ -1,6 +1,7 @@
 //! One step of the scheduler: takes an observation of a layer, and gives what moves and from which probability on neurons are computed. The
 //! thread beside the engine, a replay and the simulator all call [`Scheduler::step`], and nothing else decides.
 
+use super::costs::StageCosts;
 use super::gain::{Comparison, Gain};
 use super::log::{self, RatesLog};
 use super::policy::greedy::{self, Move};
@@ -9,7 +10,7 @@ use super::rates::{LayerTimes, Rates};
 use super::sequences::{Fired, Known, Sequences};
 use super::thresholds::{Balancer, LossWeight, probabilities, to_bin};
 use super::window::Window;
-use crate::cache::{PerTier, Slot};
+use crate::cache::{PerTier, Slot, Tier};
 use crate::device::Totals;
 use crate::ids::{LayerId, StoreId};
 
@@ -294,7 +295,7 @@ impl Scheduler {
             gain.begin_anew();
         }
         seen.computed.iter().for_each(|&n| layer.last[n.index()] = *token);
-        let at = layer.state(seen.layer.index(), device.slots, (None, &[]), *token, 0.0, rules);
+        let at = layer.state(seen.layer.index(), device.slots, (None, &[]), *token, (0.0, 0.0), rules);
         policy.computed(&at, seen.computed);
     }
 
@@ -344,10 +345,12 @@ impl Scheduler {
             true => self.window.blocks(under_way, self.block_bytes),
         };
         let (moving, move_cost) = (self.moving(), self.cost() as f32);
+        let fixed = |costs: StageCosts| costs.lanes[Tier::Host].fixed_ns / costs.lanes[Tier::Host].neuron_ns;
+        let host_fixed = self.rates.costs(layer).map_or(0.0, fixed) as f32;
         let Scheduler { layers, policy, scratch, moves, token, rules, .. } = self;
         scratch.worth.clear();
         let f = self.sequences.frequencies(layer, sequences);
-        let at = layers[layer].state(layer, slots, (probabilities, f), *token, move_cost, rules);
+        let at = layers[layer].state(layer, slots, (probabilities, f), *token, (move_cost, host_fixed), rules);
         if moving {
             policy.choose(&at, most, scratch, moves);
         } else {
@@ -371,10 +374,10 @@ impl Layer {
         slots: &'a [Slot],
         (probabilities, frequencies): (Option<&'a [u8]>, &'a [f32]),
         token: u32,
-        move_cost: f32,
+        (move_cost, host_fixed): (f32, f32),
         rules: &'a Rules,
     ) -> LayerState<'a> {
-        LayerState { layer, slots, probabilities, frequencies, last: &self.last, token, move_cost, rules }
+        LayerState { layer, slots, probabilities, frequencies, last: &self.last, token, move_cost, host_fixed, rules }
     }
 }
 

@@ -209,7 +209,7 @@ mod tests {
     fn costs(host_ns: f64, device_ns: f64, host_fixed_ns: f64) -> StageCosts {
         let host = Lane { fixed_ns: host_fixed_ns, neuron_ns: host_ns };
         let device = Lane { fixed_ns: 0.0, neuron_ns: device_ns };
-        StageCosts { always_ns: 0.0, lanes: PerTier::all(host).with(Tier::Device, device) }
+        StageCosts { lanes: PerTier::all(host).with(Tier::Device, device), ..StageCosts::default() }
     }
 
     fn pc() -> StageCosts {

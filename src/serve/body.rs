@@ -1,9 +1,9 @@
-//! An answer as server-sent events, written as fast as the client reads it.
+//! An answer as server-sent events or lines, written as fast as the client reads it.
 
 use super::log::Noted;
 use crate::api::error::unsupported;
 use crate::api::stream::{ChoiceStream, Usage, cut_short, failed};
-use crate::api::{Answer, ApiError, Wire};
+use crate::api::{Answer, ApiError};
 use crate::clock::{self, Duration};
 use crate::generation::{Event, Events};
 use hyper::body::{Body, Bytes, Frame};
@@ -35,6 +35,8 @@ pub struct EventStream {
     ping_every: Duration,
     /// What the log is to know of it.
     noted: Noted,
+    /// Gives an error the names that fields have in the request.
+    renamed: fn(ApiError) -> ApiError,
 }
 
 #[derive(PartialEq)]
@@ -53,6 +55,7 @@ impl EventStream {
         per_prompt: usize,
         ping_every: Duration,
         noted: Noted,
+        renamed: fn(ApiError) -> ApiError,
     ) -> EventStream {
         let choice = |(i, events)| Choice { events, stream: ChoiceStream::new(&answer, i), ended: false };
         EventStream {
@@ -65,11 +68,13 @@ impl EventStream {
             ping: Box::pin(tokio::time::sleep(ping_every)),
             ping_every,
             noted,
+            renamed,
         }
     }
 
     /// Writes what there is of all choices.
     fn collect(&mut self, context: &mut Context<'_>, out: &mut String) -> Result<(), ApiError> {
+        let lines = self.answer.wire.is_lines();
         for index in 0..self.choices.len() {
             let choice = &mut self.choices[index];
             while !choice.ended {
@@ -78,12 +83,12 @@ impl EventStream {
                     Poll::Ready(None) => return Err(cut_short()),
                     Poll::Ready(Some(Event::Failed(why))) => return Err(failed(why)),
                     Poll::Ready(Some(Event::Unsupported(why))) => return Err(unsupported(why)),
-                    Poll::Ready(Some(Event::Delta(delta))) => write(out, choice.stream.delta(&delta)),
+                    Poll::Ready(Some(Event::Delta(delta))) => write(out, choice.stream.delta(&delta), lines),
                     Poll::Ready(Some(Event::Done(done))) => {
                         choice.ended = true;
                         self.usage.add(&done, index, self.per_prompt);
                         self.noted.answer(&done, index, self.per_prompt);
-                        write(out, choice.stream.end(&done));
+                        write(out, choice.stream.end(&done), lines);
                     }
                 }
             }
@@ -92,9 +97,13 @@ impl EventStream {
     }
 }
 
-/// Writes each as an event; one that has a type has it as its event's name, too.
-fn write(out: &mut String, events: Vec<Value>) {
+/// Writes each as a line, or as an event; one that has a type has it as its event's name, too.
+fn write(out: &mut String, events: Vec<Value>, lines: bool) {
     for event in events {
+        if lines {
+            out.push_str(&format!("{event}\n"));
+            continue;
+        }
         if let Some(name) = event["type"].as_str() {
             out.push_str(&format!("event: {name}\n"));
         }
@@ -119,20 +128,19 @@ impl Body for EventStream {
                 return this.ping.as_mut().poll(context).map(cut);
             }
         }
-        let mut out = String::new();
+        let (mut out, lines) = (String::new(), this.answer.wire.is_lines());
         if !std::mem::replace(&mut this.begun, true) {
-            this.choices.iter_mut().for_each(|choice| write(&mut out, choice.stream.begin()));
+            this.choices.iter_mut().for_each(|choice| write(&mut out, choice.stream.begin(), lines));
         }
-        if let Err(error) = this.collect(context, &mut out) {
+        if let Err(error) = this.collect(context, &mut out).map_err(this.renamed) {
             this.noted.reason(&error.message);
-            write(&mut out, vec![error.body()]);
+            write(&mut out, vec![error.written(this.answer.wire.error_form()).1], lines);
             this.state = State::Aborting;
         } else if this.choices.iter().all(|choice| choice.ended) {
             if this.answer.usage {
-                write(&mut out, vec![this.answer.usage_chunk(&this.usage)]);
+                write(&mut out, vec![this.answer.usage_chunk(&this.usage)], lines);
             }
-            // The events of a response say by themselves which is the last.
-            if this.answer.wire != Wire::Responses {
+            if this.answer.wire.has_end_mark() {
                 out.push_str("data: [DONE]\n\n");
             }
             this.state = State::Complete;
@@ -141,7 +149,10 @@ impl Body for EventStream {
             if this.ping.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
-            out.push_str(": ping\n\n");
+            match this.choices.first().and_then(|choice| choice.stream.idle()) {
+                Some(event) => write(&mut out, vec![event], lines),
+                None => out.push_str(": ping\n\n"),
+            }
         }
         let wait = if this.state == State::Aborting { LINGER } else { this.ping_every };
         this.ping.as_mut().reset((clock::now() + wait).into());

@@ -3,37 +3,56 @@
 use super::connection::Peer;
 use super::daemon::Daemon;
 use super::limits::Body as Held;
-use super::log::RefusalReason;
-use crate::api::ApiError;
+use super::loader::Offered;
+use crate::api::{ApiError, ErrorForm};
 use crate::clock::Duration;
 use crate::settings::Settings;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use serde_json::Value;
+use std::sync::Arc;
+
+/// The daemon as handlers get it.
+pub type Shared = State<Arc<Daemon>>;
+
+/// The id of a request, as its answer has it in x-request-id.
+#[derive(Clone)]
+pub struct RequestId(pub String);
 
 /// A refusal as a response.
 pub struct Refusal(pub ApiError);
 
+/// What a response refuses with; refusals carry it.
+#[derive(Clone)]
+pub struct Refused(pub ApiError);
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = json_response(&self.0.body());
-        *response.status_mut() = status;
-        response.extensions_mut().insert(RefusalReason(self.0.message.clone()));
-        if let Some(seconds) = self.0.retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
-            // The header for this refusal (RFC 9110, 15.5.16).
-            response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        }
-        if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
+        let mut response = written(&self.0, ErrorForm::OpenAi);
+        response.extensions_mut().insert(Refused(self.0));
         response
     }
+}
+
+/// A refusal in the form of an API.
+pub fn written(error: &ApiError, form: ErrorForm) -> Response {
+    let (status, body) = error.written(form);
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json_response(&body);
+    *response.status_mut() = status;
+    if let Some(seconds) = error.retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+        // The header for this refusal (RFC 9110, 15.5.16).
+        response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
 }
 
 /// A document as a response.
@@ -74,6 +93,16 @@ pub fn may_steer(daemon: &Daemon, peer: Option<&Peer>) -> Result<(), ApiError> {
             Err(ApiError::new(403, message).code("no_steering"))
         }
     }
+}
+
+/// All models that requests may name. Folders are read on a thread that may wait.
+///
+/// # Errors
+/// 500 if that thread has failed.
+pub async fn offered(daemon: &Arc<Daemon>) -> Result<Vec<Offered>, ApiError> {
+    let daemon = daemon.clone();
+    let listing = tokio::task::spawn_blocking(move || daemon.offered());
+    listing.await.map_err(|_| ApiError::new(500, "the models could not be listed"))
 }
 
 /// Reads the body, within the limits on its length and time.

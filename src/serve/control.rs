@@ -15,7 +15,8 @@ use std::sync::Arc;
 pub fn ps(daemon: &Daemon) -> Value {
     let (state, loaded, error) = match daemon.state() {
         ModelState::None => ("empty", None, None),
-        ModelState::Loading(name) => return json!({"state": "loading", "loading": name, "models": []}),
+        ModelState::Loading(name, _) => return json!({"state": "loading", "loading": name, "models": []}),
+        ModelState::Freed(offered) => return json!({"state": "freed", "freed": offered.name, "models": []}),
         ModelState::Ready(loaded) => ("ready", Some(loaded), None),
         ModelState::Failed(why) => ("failed", None, Some(why)),
     };
@@ -27,11 +28,12 @@ fn model(loaded: &Loaded) -> Value {
     let m = &loaded.handle.metrics;
     json!({
         "name": loaded.model.name,
-        "source": loaded.source,
+        "source": loaded.offered.source,
         "fingerprint": loaded.model.fingerprint,
         "model_bytes": loaded.file_bytes,
         "kv_bytes": loaded.kv_bytes,
         "context": loaded.model.context,
+        "on_demand": loaded.on_demand,
         "parallel": loaded.handle.limits.slots,
         "deterministic": loaded.handle.limits.deterministic,
         "threads": loaded.threads,
@@ -41,6 +43,13 @@ fn model(loaded: &Loaded) -> Value {
             FileState::Same | FileState::Changed(_) => "unchanged",
             FileState::Replaced => "replaced",
             FileState::Removed => "removed",
+        },
+        "prompt_cache": {
+            "bytes": m.prompts.bytes.get(),
+            "budget_bytes": m.prompts.budget.get(),
+            "texts": m.prompts.texts.get(),
+            "states": m.prompts.states.get(),
+            "disk_bytes": m.prompts.disk_bytes.get(),
         },
         "running": m.running.get(),
         "waiting": m.waiting.get(),
@@ -78,7 +87,7 @@ fn cache_state(engine: &Engine) -> Value {
     json!({
         "device": device(engine),
         "audit": engine.audit.as_ref().map(|audit| json!({"tokens": audit.counts.tokens, "recall": audit.counts.recall()})),
-        "layers": (0..config.layers).map(layer).collect::<Vec<_>>(),
+        "layers": (0..config.layers().len()).map(layer).collect::<Vec<_>>(),
     })
 }
 
@@ -214,7 +223,7 @@ pub async fn thresholds(daemon: &Daemon, client: u64) -> Result<Value, ApiError>
 }
 
 fn thresholds_of(engine: &Engine) -> Value {
-    let layers = engine.model.config.layers;
+    let layers = engine.model.config.layers().len();
     json!({
         "thresholds": (0..layers).map(|l| engine.sparsity().threshold(l)).collect::<Vec<_>>(),
         "used": (0..layers).map(|l| used(engine.sparsity(), l)).collect::<Vec<_>>(),
@@ -258,7 +267,7 @@ pub async fn set_thresholds(daemon: &Daemon, client: u64, body: &[u8]) -> Result
     }
     let loaded: Arc<Loaded> = daemon.ready()?;
     let set = move |engine: &mut Engine| {
-        let layers = engine.model.config.layers;
+        let layers = engine.model.config.layers().len();
         let predicted = |l: usize| l < layers && engine.sparsity().threshold(l).is_some();
         if let Some((layer, _)) = single.iter().find(|(layer, _)| !predicted(*layer)) {
             let message =

@@ -7,14 +7,13 @@ use crate::api::ApiError;
 use crate::api::embeddings::Texts;
 use crate::api::stream::failed;
 use crate::error::Error;
-use serde_json::Value;
 
-/// The answer to a request for embeddings. Requests of one client take turns with each of their texts, and so do clients.
+/// A vector for each text. Requests of one client take turns with each of their texts, and so do clients.
 ///
 /// # Errors
 /// 400 for another number of dimensions than the model has; 429 if `serve.queue` requests wait already; 503 without memory or model; 500 if
 /// the engine failed.
-pub async fn answer(daemon: &Daemon, loaded: &Loaded, client: u64, texts: Texts) -> Result<Value, ApiError> {
+pub async fn vectors(daemon: &Daemon, loaded: &Loaded, client: u64, texts: &Texts) -> Result<Vec<Vec<f32>>, ApiError> {
     let _one = daemon.limits.embedding()?;
     texts.check_dimensions(loaded.handle.dimensions)?;
     let mut vectors = Vec::with_capacity(texts.tokens.len());
@@ -25,5 +24,5 @@ pub async fn answer(daemon: &Daemon, loaded: &Loaded, client: u64, texts: Texts)
             error => error.into(),
         })?);
     }
-    Ok(texts.answer(&loaded.model, &vectors))
+    Ok(vectors)
 }

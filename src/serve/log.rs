@@ -52,10 +52,6 @@ impl Noted {
     }
 }
 
-/// Why a response is a refusal; responses carry it.
-#[derive(Clone)]
-pub struct RefusalReason(pub String);
-
 /// A request from its first line to the last byte of its answer. Dropping it writes its line.
 pub struct LogEntry {
     /// What becomes known meanwhile.

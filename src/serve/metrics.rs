@@ -2,7 +2,7 @@
 
 use super::daemon::{Daemon, Loaded, ModelState};
 use crate::generation::Metrics;
-use crate::generation::metrics::{BOUNDS, Histogram, VERDICTS};
+use crate::generation::metrics::{BOUNDS, Histogram, PromptNumbers, VERDICTS};
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
@@ -20,6 +20,7 @@ pub fn page(daemon: &Daemon) -> String {
     page.counter("connections_total", "connections accepted", daemon.counters.connections.get());
     page.counter("http_requests_total", "requests answered", daemon.counters.requests.get());
     page.counter("http_refused_total", "requests answered with a status of 400 or more", daemon.counters.refused.get());
+    page.counter("model_loads_total", "models loaded", daemon.counters.loads.get());
     page.gauge("body_bytes", "bytes of bodies of requests in memory", daemon.limits.held_bytes() as f64);
     page.gauge(
         "num_requests_embedding",
@@ -48,6 +49,7 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.gauge("num_requests_max", "answers that can be under way at once", m.slots.get() as f64);
     page.counter("prompt_tokens_total", "tokens of prompts that were run", m.prompt_tokens.get());
     page.counter("cached_tokens_total", "tokens of prompts whose keys were reused", m.cached_tokens.get());
+    prompts(page, &m.prompts);
     page.counter("generation_tokens_total", "tokens generated", m.generated_tokens.get());
     page.family("request_success_total", "counter", "answers by how they ended");
     page.sample("request_success_total", "{finished_reason=\"stop\"}", m.finished_stop.get() as f64);
@@ -58,7 +60,9 @@ fn worker(page: &mut Page, m: &Metrics) {
     page.sample("requests_rejected_total", "{reason=\"schema\"}", m.refused_schema.get() as f64);
     page.counter("client_disconnects_total", "answers whose client disconnected", m.disconnects.get());
     page.counter("decode_passes_total", "passes that made tokens", m.decode_passes.get());
-    page.counter("decode_columns_total", "tokens made in them", m.decode_columns.get());
+    page.counter("decode_columns_total", "tokens made in them, without guessed ones", m.decode_columns.get());
+    page.counter("guessed_tokens_total", "tokens guessed by speculation", m.guessed_tokens.get());
+    page.counter("accepted_tokens_total", "guessed tokens that were right", m.accepted_tokens.get());
     page.counter("prompt_passes_total", "passes over parts of prompts, without answers", m.prompt_passes.get());
     page.counter("prompts_along_total", "passes that made tokens and ran a part of a prompt", m.prompts_along.get());
     page.counter("embedding_passes_total", "passes over parts of texts to embed", m.embedding_passes.get());
@@ -119,6 +123,26 @@ fn worker(page: &mut Page, m: &Metrics) {
     );
     page.counter("audited_found_total", "of them, those that were computed", m.audited_found.get());
     page.gauge("slots", "places for neuron blocks on the device", m.device_slots.get() as f64);
+}
+
+/// The cache of texts that lost their slot.
+fn prompts(page: &mut Page, prompts: &PromptNumbers) {
+    let gauges = [
+        ("prompt_cache_bytes", "bytes of texts and states that lost their slot", &prompts.bytes),
+        ("prompt_cache_budget_bytes", "bytes that they may take", &prompts.budget),
+        ("prompt_cache_texts", "texts that lost their slot and are kept", &prompts.texts),
+        ("prompt_cache_states", "parts of texts whose states are kept", &prompts.states),
+        ("prompt_cache_disk_bytes", "bytes of texts on disk", &prompts.disk_bytes),
+    ];
+    gauges.into_iter().for_each(|(name, help, number)| page.gauge(name, help, number.get() as f64));
+    for (name, help, number) in [
+        ("prompt_cache_restored_tokens_total", "tokens of prompts restored from them", &prompts.restored_tokens_total),
+        ("prompt_cache_saved_total", "texts and states that were saved", &prompts.saved_total),
+        ("prompt_cache_evicted_total", "of them, those that were evicted", &prompts.evicted_total),
+        ("prompt_cache_files_ignored_total", "files that are no texts, or damaged", &prompts.files_ignored_total),
+    ] {
+        page.counter(name, help, number.get());
+    }
 }
 
 /// Whether neurons move, and what comparing that with the static placement has shown.

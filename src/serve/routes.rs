@@ -1,24 +1,23 @@
 //! The routes, and the order in which a request is checked.
 
-use super::body::EventStream;
-use super::common::{Refusal, answer, body, client, json_response, may_steer};
+use super::common::{
+    Refusal, Refused, RequestId, Shared, answer, body, client, json_response, may_steer, offered, written,
+};
 use super::connection::{Entered, Peer};
-use super::daemon::{Daemon, Loaded, ModelState, UnderWay};
-use super::log::{LogEntry, Noted, RefusalReason};
-use super::unknown::unknown_fields;
-use super::{control, embeddings, metrics, ui};
+use super::daemon::{Daemon, ModelState};
+use super::generate::{count, detokenize, embed, generated, tokenize};
+use super::loader::Offered;
+use super::log::LogEntry;
+use super::owner::{API_KEY, api_key, bearer, owner, same};
+use super::{control, metrics, ollama, responses, tcp, ui};
+use crate::api::anthropic::MessagesRequest;
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
-use crate::api::embeddings::{EMBEDDING_FIELDS, EmbeddingRequest};
+use crate::api::ollama::{OllamaChatRequest, OllamaGenerateRequest};
 use crate::api::responses::ResponsesRequest;
-use crate::api::{ApiError, Asker, Collector, Generates, Prepared, parse, parse_with};
-use crate::child::Wanted;
-use crate::clock::Duration;
-use crate::error::percent_encoded;
-use crate::generation::Event;
-use crate::tokenizer::Special;
+use crate::api::{ApiError, ErrorForm, parse};
+use crate::error::Error;
 use axum::Router;
-use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
@@ -32,7 +31,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 /// Every route with its methods, as the OpenAPI document has them.
-pub const ROUTES: [(&str, &[&str]); 20] = [
+pub const ROUTES: [(&str, &[&str]); 31] = [
     ("/health", &["get"]),
     ("/ready", &["get"]),
     ("/metrics", &["get"]),
@@ -42,7 +41,18 @@ pub const ROUTES: [(&str, &[&str]); 20] = [
     ("/v1/chat/completions", &["post"]),
     ("/v1/completions", &["post"]),
     ("/v1/responses", &["post"]),
+    ("/v1/responses/{id}", &["get", "delete"]),
+    ("/v1/messages", &["post"]),
+    ("/v1/messages/count_tokens", &["post"]),
     ("/v1/embeddings", &["post"]),
+    ("/api/chat", &["post"]),
+    ("/api/generate", &["post"]),
+    ("/api/embed", &["post"]),
+    ("/api/embeddings", &["post"]),
+    ("/api/tags", &["get"]),
+    ("/api/show", &["post"]),
+    ("/api/ps", &["get"]),
+    ("/api/version", &["get"]),
     ("/tokenize", &["post"]),
     ("/detokenize", &["post"]),
     ("/v1/x/ps", &["get"]),
@@ -62,17 +72,6 @@ const MAX_URI: usize = 8 << 10;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 const MAX_REQUEST_ID: usize = 128;
 
-/// The header of an answer that is not kept to all of the request's schemas: JSON pointers of the parts that it is not kept to.
-const UNENFORCED: HeaderName = HeaderName::from_static("x-dynamicinfer-unenforced");
-/// Parts in it, at most.
-const MAX_LISTED: usize = 16;
-
-/// The id of a request, as its answer has it in x-request-id.
-#[derive(Clone)]
-struct RequestId(String);
-
-type Shared = State<Arc<Daemon>>;
-
 /// Answers all routes.
 pub fn router(daemon: Arc<Daemon>) -> Router {
     Router::new()
@@ -85,7 +84,18 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/chat/completions", post(generated::<ChatRequest>))
         .route("/v1/completions", post(generated::<CompletionRequest>))
         .route("/v1/responses", post(generated::<ResponsesRequest>))
+        .route("/v1/responses/{id}", get(responses::stored).delete(responses::forget))
+        .route("/v1/messages", post(generated::<MessagesRequest>))
+        .route("/v1/messages/count_tokens", post(count))
         .route("/v1/embeddings", post(embed))
+        .route("/api/chat", post(generated::<OllamaChatRequest>))
+        .route("/api/generate", post(generated::<OllamaGenerateRequest>))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/show", post(ollama::show))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/version", get(ollama::version))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/v1/x/ps", get(|State(d): Shared| async move { json_response(&control::ps(&d)) }))
@@ -96,8 +106,9 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/x/models/load", post(load))
         .route("/v1/x/models/unload", post(unload))
         .route("/v1/x/config", get(config))
-        .route("/ui", get(ui::page))
-        .route("/ui/{part}", get(ui::part).put(ui::set))
+        .route("/", get(ui::page))
+        .route("/ui", get(ui::moved))
+        .route("/ui/{part}", get(ui::part))
         .fallback(|| async { Refusal(ApiError::new(404, "unknown route; GET /openapi.json lists all routes")) })
         .method_not_allowed_fallback(|method: Method| async move {
             Refusal(ApiError::new(
@@ -121,11 +132,13 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
     let entry = LogEntry::new(id.clone(), request.method().clone(), request.uri().path());
     request.extensions_mut().insert(entry.noted.clone());
     let origin = allowed_origin(&daemon, request.headers());
-    let is_ui = ui::is_ui(request.uri().path());
+    let form = error_form(request.uri().path());
     let mut response = match admit(&daemon, &request) {
         // A browser asks whether it may send the request; that question carries no token.
         Ok(()) if origin.is_some() && is_preflight(&request) => preflight(request.headers()),
         Ok(()) => {
+            let owner = owner(&daemon, &request);
+            request.extensions_mut().insert(owner);
             if let Some(entered) = request.extensions().get::<Entered>().filter(|_| !needs_no_token(&request)) {
                 entered.note();
             }
@@ -133,30 +146,47 @@ async fn door(State(daemon): Shared, mut request: Request, next: Next) -> Respon
         }
         Err(error) => Refusal(error).into_response(),
     };
+    if let Some(Refused(error)) = response.extensions().get() {
+        entry.noted.reason(&error.message);
+        if form != ErrorForm::OpenAi {
+            let allowed = response.headers().get(header::ALLOW).cloned();
+            response = written(error, form);
+            allowed.into_iter().for_each(|allowed| _ = response.headers_mut().insert(header::ALLOW, allowed));
+        }
+    }
     if let Some(origin) = origin {
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(
             header::ACCESS_CONTROL_EXPOSE_HEADERS,
-            HeaderValue::from_static("x-request-id, retry-after, x-dynamicinfer-unenforced"),
+            HeaderValue::from_static("x-request-id, request-id, retry-after, x-dynamicinfer-unenforced"),
         );
         headers.append(header::VARY, HeaderValue::from_static("origin"));
-    }
-    if is_ui && response.status() == StatusCode::UNAUTHORIZED {
-        // What a browser asks its user about.
-        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"the token\""));
     }
     if response.status().as_u16() >= 400 {
         daemon.counters.refused.add(1);
     }
     if let Ok(id) = HeaderValue::from_str(&id) {
+        if form == ErrorForm::Anthropic {
+            // The name that Anthropic's clients look for.
+            response.headers_mut().insert("request-id", id.clone());
+        }
         response.headers_mut().insert("x-request-id", id);
-    }
-    if let Some(RefusalReason(why)) = response.extensions().get() {
-        entry.noted.reason(why);
     }
     let status = response.status();
     response.map(|body| entry.hold(status, body))
+}
+
+/// The form of errors at an address: that of the API that it belongs to.
+fn error_form(path: &str) -> ErrorForm {
+    let below = |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    if below("/v1/messages") {
+        ErrorForm::Anthropic
+    } else if below("/api") {
+        ErrorForm::Ollama
+    } else {
+        ErrorForm::OpenAi
+    }
 }
 
 /// The answer to a preflight: a page of the allowed origin may send any header, such as the `x-stainless-...` of OpenAI's client. All that it
@@ -175,7 +205,7 @@ fn preflight(asked: &HeaderMap) -> Response {
     }
     let allowed: Vec<&str> = allowed.iter().map(HeaderName::as_str).collect();
     let headers = [
-        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, PUT".to_owned()),
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, PUT, DELETE".to_owned()),
         (header::ACCESS_CONTROL_ALLOW_HEADERS, allowed.join(", ")),
         (header::ACCESS_CONTROL_MAX_AGE, "600".to_owned()),
         (header::VARY, "access-control-request-headers".to_owned()),
@@ -219,19 +249,18 @@ fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
         Some(Peer::Tcp(_)) => admit_tcp(daemon, request),
         None => Err(ApiError::new(500, "a connection without a peer")),
     }?;
-    // Anyone may ask which models there are and how they compute.
-    let is_ui = ui::is_ui(request.uri().path());
-    if is_ui {
-        ui::admit(daemon, request)?;
+    if ui::is_ui(request.uri().path()) {
+        ui::admit(daemon)?;
     }
-    let steers = !request.method().is_safe() && (is_ui || request.uri().path().starts_with("/v1/x/"));
+    // Anyone may ask which models there are and how they compute.
+    let steers = !request.method().is_safe() && request.uri().path().starts_with("/v1/x/");
     if steers { may_steer(daemon, peer) } else { Ok(()) }
 }
 
 /// Checks that headers that decide on access are sent once, and that an address that names a host names that of the Host header: a proxy in
 /// front may have looked at the other one.
 fn says_once(request: &Request) -> Result<(), ApiError> {
-    for name in [header::HOST, header::ORIGIN, header::AUTHORIZATION] {
+    for name in [header::HOST, header::ORIGIN, header::AUTHORIZATION, API_KEY] {
         let times = request.headers().get_all(&name).iter().count();
         if times > 1 {
             let message = format!("the request has the header {name} {times} times; send it once");
@@ -249,10 +278,11 @@ fn says_once(request: &Request) -> Result<(), ApiError> {
     Err(ApiError::new(400, message))
 }
 
-/// Whether the answer tells nothing that is worth a secret: a supervisor or a load balancer asks without one. Such a question does not show
-/// that its connection may stay.
+/// Whether the answer tells nothing that is worth a secret: a supervisor or a load balancer asks without one, and a browser for the page's files.
+/// Such a question does not show that its connection may stay.
 fn needs_no_token(request: &Request) -> bool {
-    request.method().is_safe() && request.uri().path() == "/health"
+    let (method, path) = (request.method(), request.uri().path());
+    method.is_safe() && path == "/health" || ui::is_file(method, path)
 }
 
 /// Checks a request over TCP, which every program of this machine can reach, and every web page in its browsers.
@@ -260,14 +290,15 @@ fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     let headers = request.headers();
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text(header::HOST).unwrap_or_default();
-    if !is_loopback(host) {
-        let message =
-            format!("the host '{}' is not a name of this machine; use localhost", crate::error::excerpt(host));
+    if !is_this_machine(host, daemon.settings().switch("serve.lan")) {
+        let message = format!(
+            "the host '{}' is not a name of this machine; use localhost, or with serve.lan its address or name",
+            crate::error::excerpt(host)
+        );
         return Err(ApiError::new(403, message));
     }
-    let is_ui = ui::is_ui(request.uri().path());
     if headers.contains_key(header::ORIGIN) {
-        if allowed_origin(daemon, headers).is_none() && !(is_ui && ui::is_own_origin(headers)) {
+        if allowed_origin(daemon, headers).is_none() && !ui::is_own_page(daemon, headers) {
             return Err(ApiError::new(403, "this origin may not use the server; set serve.allow_origin to it"));
         }
         // A preflight has no token, and its answer only names what may be sent.
@@ -278,34 +309,39 @@ fn admit_tcp(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
     if needs_no_token(request) {
         return Ok(());
     }
-    let bearer = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned);
-    // A browser sends a password by itself with all that any page asks of this address, so it opens nothing but the page.
-    let given = bearer.or_else(|| is_ui.then(|| ui::password(headers))?).unwrap_or_default();
-    let token = daemon.token.lock().clone();
-    match token {
-        Some(token) if same(given.as_bytes(), token.as_bytes()) => Ok(()),
-        _ => Err(ApiError::new(
-            401,
-            "the bearer token is missing or wrong; send the header Authorization: Bearer TOKEN; `dynamicinfer \
-             serve` prints the token's file at its start",
-        )),
+    let tokens = daemon.tokens.lock().clone();
+    // All are compared, so that the time says nothing of which is near.
+    let is_right =
+        |given: &str| tokens.iter().fold(false, |known, token| known | same(given.as_bytes(), token.as_bytes()));
+    if [bearer(headers), api_key(headers)].into_iter().flatten().any(is_right) {
+        return Ok(());
     }
+    Err(ApiError::new(
+        401,
+        "the bearer token is missing or wrong; send the header Authorization: Bearer TOKEN, or x-api-key: TOKEN; `dynamicinfer serve` \
+         prints the token's file at its start",
+    ))
 }
 
 /// Whether a Host header means this machine: `localhost` or one of its own addresses, with a port or without. Another name may be that of a
-/// web page whose address was made to be this machine's.
-fn is_loopback(host: &str) -> bool {
+/// web page whose address was made to be this machine's. With `lan` also its name in the network, and any address: no page can be made to
+/// have one that is not its own.
+fn is_this_machine(host: &str, lan: bool) -> bool {
     let name = host.rsplit_once(':').map_or(host, |(name, port)| if port.ends_with(']') { host } else { name });
     let address: Option<IpAddr> = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
         Some(v6) => v6.parse::<Ipv6Addr>().ok().map(IpAddr::from),
         None => name.parse::<Ipv4Addr>().ok().map(IpAddr::from),
     };
-    name.eq_ignore_ascii_case("localhost") || address.is_some_and(|address| address.is_loopback())
+    let own = || tcp::host_name().is_some_and(|own| is_host_name(name, &own));
+    name.eq_ignore_ascii_case("localhost")
+        || address.is_some_and(|address| lan || address.is_loopback())
+        || lan && own()
 }
 
-/// Compares in the same time wherever the two differ, so that a token cannot be guessed byte by byte.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0u8, |differ, (a, b)| differ | (a ^ b)) == 0
+/// Whether `name` is `own`, with the network's domain or without.
+fn is_host_name(name: &str, own: &str) -> bool {
+    let short = own.split('.').next().unwrap_or(own);
+    [own, short, &format!("{short}.local")].iter().any(|own| !own.is_empty() && name.eq_ignore_ascii_case(own))
 }
 
 /// 200 while the process can do its work or has no model; 503 once it cannot work.
@@ -325,157 +361,44 @@ async fn health(State(daemon): Shared, request: Request) -> Response {
 }
 
 async fn ready(State(daemon): Shared) -> Response {
-    answer(daemon.ready().map(|loaded| json!({"status": "ready", "model": loaded.model.name})))
+    let ready = |name: &str| json!({"status": "ready", "model": name});
+    answer(match daemon.state() {
+        // The next request has it loaded again.
+        ModelState::Freed(offered) => Ok(ready(&offered.name)),
+        _ => daemon.ready().map(|loaded| ready(&loaded.model.name)),
+    })
 }
 
 async fn models(State(daemon): Shared) -> Response {
-    let cards: Vec<Value> = match daemon.state() {
-        ModelState::Ready(loaded) => vec![loaded.model.card()],
-        _ => Vec::new(),
-    };
-    json_response(&json!({"object": "list", "data": cards}))
+    let listed = offered(&daemon).await;
+    answer(listed.map(
+        |all| json!({"object": "list", "data": all.iter().map(|one| model_card(&daemon, one)).collect::<Vec<_>>()}),
+    ))
+}
+
+/// A model's entry in a list: more is known of the loaded one.
+fn model_card(daemon: &Daemon, one: &Offered) -> Value {
+    match daemon.state() {
+        ModelState::Ready(loaded) if loaded.offered.origin == one.origin => loaded.model.card(),
+        _ => {
+            json!({"id": one.name, "object": "model", "created": one.modified, "owned_by": "dynamicinfer", "loaded": false})
+        }
+    }
 }
 
 async fn model(State(daemon): Shared, name: Result<Path<String>, PathRejection>) -> Response {
     let Ok(Path(name)) = name else {
         return Refusal(ApiError::new(400, "the model's name in the address is not UTF-8 text")).into_response();
     };
-    let card = daemon.ready().and_then(|loaded| loaded.model.check_name(Some(&name)).map(|()| loaded.model.card()));
-    answer(card)
-}
-
-/// Answers a request for text.
-async fn generated<R: Generates>(State(daemon): Shared, request: Request) -> Response {
-    generate::<R>(daemon, request).await.unwrap_or_else(|error| Refusal(error).into_response())
-}
-
-async fn embed(State(daemon): Shared, request: Request) -> Response {
-    let unknown = unknown_fields(&daemon.settings());
-    let work = move |loaded: &Loaded, body: &[u8]| {
-        let request: EmbeddingRequest = parse_with(body, EMBEDDING_FIELDS, &unknown)?;
-        Ok((request.prepare(&loaded.model)?, unknown))
+    let refused = match daemon.ready() {
+        Ok(loaded) => match loaded.model.check_name(Some(&name)) {
+            Ok(()) => return json_response(&loaded.model.card()),
+            Err(refused) => refused,
+        },
+        Err(refused) => refused,
     };
-    let (noted, client) = (noted(&request), client(&request));
-    let embedded = async {
-        let (loaded, (texts, unknown)) = read(&daemon, request, work).await?;
-        daemon.ignored.note(client, unknown);
-        noted.model(&loaded.model.name);
-        noted.prompt(texts.count());
-        embeddings::answer(&daemon, &loaded, client, texts).await
-    };
-    answer(embedded.await)
-}
-
-/// Runs `work` on a request's body, and returns its result with the hold on the model that it was done for. Tokenising a long text and
-/// running a template take long, so they run alongside the other connections; how many run at once limits their memory.
-async fn read<T: Send + 'static>(
-    daemon: &Daemon,
-    request: Request,
-    work: impl FnOnce(&Loaded, &[u8]) -> Result<T, ApiError> + Send + 'static,
-) -> Result<(UnderWay, T), ApiError> {
-    let client = client(&request);
-    let body = body(daemon, request).await?;
-    let loaded = daemon.begin()?;
-    let at = Arc::clone(&loaded);
-    let made = daemon.limits.in_a_place(client, move || work(&at, &body)).await?;
-    Ok((loaded, made))
-}
-
-/// What the log is to know of a request.
-fn noted(request: &Request) -> Noted {
-    request.extensions().get::<Noted>().cloned().unwrap_or_default()
-}
-
-async fn generate<R: Generates>(daemon: Arc<Daemon>, request: Request) -> Result<Response, ApiError> {
-    let client = client(&request);
-    let id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
-    let noted = noted(&request);
-    let fresh = daemon.fresh();
-    // This future, and `here` with it, is dropped when the client disconnects; a child process that works for it is then ended.
-    let here = Arc::new(());
-    let wanted = Wanted::by(&here);
-    let unknown = unknown_fields(&daemon.settings());
-    let asker = Asker { client, id: format!("{fresh:016x}"), fresh_seed: fresh >> 32, wanted, unknown };
-    let prepare = move |loaded: &Loaded, body: &[u8]| {
-        let prepared = parse_with::<R>(body, R::FIELDS, &asker.unknown)?.prepare(&loaded.model, &asker)?;
-        Ok((prepared, asker.unknown))
-    };
-    let (loaded, (prepared, unknown)) = read(&daemon, request, prepare).await?;
-    daemon.ignored.note(client, unknown);
-    let prepared = prepared.formed(client, &Wanted::by(&here)).await?;
-    let Prepared { jobs, answer, stream, per_prompt, unenforced, .. } = prepared;
-    drop(here);
-    noted.model(&loaded.model.name);
-    noted.unenforced(&unenforced);
-    let told = listed(&unenforced);
-    let span = tracing::debug_span!("request", id, client, model = loaded.model.name);
-    // If one job is refused, the events of the others are dropped, which cancels them.
-    let submit = || jobs.into_iter().map(|job| loaded.handle.submit(job)).collect::<Result<Vec<_>, _>>();
-    let events = span.in_scope(submit)?;
-    let mut response = if stream {
-        let ping = Duration::from_secs(daemon.settings().whole("serve.ping_seconds"));
-        let body = EventStream::new(answer, events, per_prompt, ping, noted);
-        let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
-        (headers, Body::new(body)).into_response()
-    } else {
-        let mut collector = Collector::new(answer, events.len(), per_prompt);
-        for (index, mut events) in events.into_iter().enumerate() {
-            while let Some(event) = events.recv().await {
-                if let Event::Done(done) = &event {
-                    noted.answer(done, index, per_prompt);
-                }
-                collector.take(index, event)?;
-            }
-        }
-        json_response(&collector.finish()?)
-    };
-    if let Some(told) = told {
-        response.headers_mut().insert(UNENFORCED, told);
-    }
-    Ok(response)
-}
-
-/// JSON pointers as the value of a header; `None` if there are none.
-fn listed(places: &[String]) -> Option<HeaderValue> {
-    let plain = |byte: u8| byte.is_ascii_graphic() && !b",%".contains(&byte);
-    let mut list: Vec<String> = places.iter().take(MAX_LISTED).map(|place| percent_encoded(place, plain)).collect();
-    let more = places.len() - list.len();
-    list.extend((more > 0).then(|| format!("and {more} more")));
-    if list.is_empty() { None } else { HeaderValue::from_str(&list.join(", ")).ok() }
-}
-
-#[derive(Deserialize)]
-struct Tokenize {
-    content: String,
-    /// Whether BOS is prepended, if the model wants it.
-    #[serde(default)]
-    add_special: bool,
-    /// Whether text that looks like a control token becomes one.
-    #[serde(default)]
-    parse_special: bool,
-}
-
-async fn tokenize(State(daemon): Shared, request: Request) -> Response {
-    let work = |loaded: &Loaded, body: &[u8]| {
-        let ask: Tokenize = parse(body, &["content", "add_special", "parse_special"])?;
-        let special = if ask.parse_special { Special::Parse } else { Special::AsText };
-        let tokens = loaded.model.tokenize(&ask.content, special, ask.add_special)?;
-        Ok(json!({"count": tokens.len(), "tokens": tokens}))
-    };
-    answer(read(&daemon, request, work).await.map(|(_, tokens)| tokens))
-}
-
-#[derive(Deserialize)]
-struct Detokenize {
-    tokens: Vec<u32>,
-}
-
-async fn detokenize(State(daemon): Shared, request: Request) -> Response {
-    let work = |loaded: &Loaded, body: &[u8]| {
-        let ask: Detokenize = parse(body, &["tokens"])?;
-        Ok(json!({"content": loaded.model.detokenize(&ask.tokens)?}))
-    };
-    answer(read(&daemon, request, work).await.map(|(_, text)| text))
+    let one = offered(&daemon).await.map(|all| all.into_iter().find(|one| one.name == name));
+    answer(one.and_then(|one| one.map(|one| model_card(&daemon, &one)).ok_or(refused)))
 }
 
 async fn cache(State(daemon): Shared, request: Request) -> Response {
@@ -528,7 +451,9 @@ async fn load(State(daemon): Shared, request: Request) -> Response {
             async move { daemon.load_as(&ask.model, settings).await }
         });
         let loaded = loading.await.map_err(|_| ApiError::new(500, "loading failed"))?;
-        Ok(loaded.map_err(|e| ApiError { param: Some("model".into()), ..ApiError::from(e) })?.model.card())
+        // Its client named the file, or may know where it lies.
+        let why = |e: Error| ApiError { param: Some("model".into()), message: e.to_string(), ..ApiError::from(e) };
+        Ok(loaded.map_err(why)?.model.card())
     };
     answer(work.await)
 }
@@ -553,7 +478,7 @@ mod tests {
         for host in
             ["localhost", "LocalHost:80", "127.0.0.1:8093", "127.0.0.2:8093", "127.1.2.3", "[::1]", "[::1]:8093"]
         {
-            assert!(is_loopback(host), "{host}");
+            assert!(is_this_machine(host, false), "{host}");
         }
         for host in [
             "",
@@ -565,7 +490,17 @@ mod tests {
             "[::2]:80",
             "[127.0.0.1]",
         ] {
-            assert!(!is_loopback(host), "{host}");
+            assert!(!is_this_machine(host, false), "{host}");
+        }
+        for (host, is) in
+            [("10.0.0.1:80", true), ("[::2]:80", true), ("localhost:1", true), ("evil.example", false), ("", false)]
+        {
+            assert_eq!(is_this_machine(host, true), is, "{host}");
+        }
+        for (name, is) in
+            [("box", true), ("BOX.local", true), ("box.lan", true), ("box.evil.example", false), ("", false)]
+        {
+            assert_eq!(is_host_name(name, "box.lan"), is, "{name}");
         }
     }
 }

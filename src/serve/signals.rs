@@ -1,7 +1,8 @@
 //! The daemon's life: bind, load, answer, drain, end.
 
 use super::connection::{self, Peer};
-use super::daemon::{Daemon, Load, ModelState};
+use super::daemon::{Daemon, ModelState};
+use super::loader::Load;
 use super::routes::router;
 use super::socket::{self, Bound};
 use super::systemd::{self, notify};
@@ -111,12 +112,16 @@ async fn live(
     let daemon = Arc::new(Daemon::new(settings.clone(), load));
     if let Some(tcp) = &tcp {
         let address = tcp.local_addr().map_err(|e| Error::Failed(format!("TCP has no address: {e}")))?;
-        let (token, file) = tcp::token(&settings)?;
+        let (tokens, file) = tcp::tokens(&settings)?;
         let kept = file.as_ref().map_or("until it ends".into(), |file| format!("kept in {}", file.display()));
-        say(&format!("listening at http://{address}/v1; it asks for a token, {kept}. For clients made for OpenAI:"));
-        let exports = tcp::exports(address, &token, file.as_deref(), io::stderr().is_terminal());
-        exports.iter().for_each(|line| say(&format!("  {line}")));
-        *daemon.token.lock() = Some(token);
+        let (at, shown) = (tcp::reached_at(address), io::stderr().is_terminal());
+        say(&format!("listening at http://{at}/v1; it asks for a token, {kept}. For clients made for OpenAI:"));
+        tcp::exports(&at, &tokens, file.as_deref(), shown).iter().for_each(|line| say(&format!("  {line}")));
+        if settings.switch("serve.ui") {
+            say(&format!("chat in a browser: {}", tcp::page(&at, &tokens, shown)));
+        }
+        tcp::warning(address).iter().for_each(|warning| say(warning));
+        *daemon.tokens.lock() = tokens;
     }
     let why = socket::why_not_in_runtime_dir(&path).map_or(String::new(), |why| format!(" ({why})"));
     say(&format!("listening at {}{why}", path.display()));
@@ -207,10 +212,15 @@ async fn drain(
 ) -> Result<()> {
     notify("STOPPING=1");
     daemon.draining.store(true, Ordering::SeqCst);
+    // No swap waits any longer.
+    daemon.steered.send_modify(|waiting| *waiting += 1);
     // Fails only if there is no connection.
     let _ = end.send(true);
     let patience = Duration::from_secs(settings.whole("serve.drain_seconds"));
-    let ModelState::Ready(loaded) = daemon.state() else { return Ok(()) };
+    let Some(loaded) = daemon.state().at_work().cloned() else {
+        let _ = tokio::time::timeout(LAST_EVENTS, async { while tasks.join_next().await.is_some() {} }).await;
+        return Ok(());
+    };
     if loaded.handle.jobs() > 0 {
         say(&format!(
             "ending: {} answers have {} s to finish; a second signal ends at once",
@@ -351,7 +361,7 @@ async fn feed_watchdog(daemon: Arc<Daemon>, interval: Duration) {
                 matches!(tokio::time::timeout(interval / 3, loaded.handle.beat()).await, Ok(Ok(())))
             }
             // There is no engine that could hang.
-            ModelState::None | ModelState::Loading(_) | ModelState::Failed(_) => true,
+            _ => true,
         };
         if alive {
             notify("WATCHDOG=1");

@@ -1,4 +1,4 @@
-//! Unknown fields of chats, completions, responses and embeddings: whether they are ignored, and the log of those that were.
+//! Unknown fields of requests for answers and vectors: whether they are ignored, and the log of those that were.
 
 use crate::api::Unknown;
 use crate::error::printable;

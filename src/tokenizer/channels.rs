@@ -2,7 +2,8 @@
 //!
 //! An answer is a chain of messages, each with a head: `<|channel|>analysis<|message|>` what the model thinks `<|end|><|start|>assistant`
 //! `<|channel|>final<|message|>` what it says. The last one's text is the answer; heads and the other channels are not, and `analysis` is
-//! told apart.
+//! told apart. A call of a function is a message to it: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>` and its
+//! arguments, or the same with ` to=functions.NAME` before the channel.
 
 /// The tokens that mark messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,13 +30,18 @@ impl Markers {
     }
 }
 
+/// What comes before the name of a function that is called, as templates render it.
+pub const CALL: &str = " to=functions.";
+/// What comes between the name and the arguments.
+pub const ARGUMENTS: &str = "<|channel|>commentary json<|message|>";
+
 /// Where an answer is.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub enum Channel {
     /// Before the first marker: a text that has none is shown.
     #[default]
     None,
-    /// In a message's head, behind the name that has come so far; without one where no channel has been named.
+    /// In a message's head, of which this has come so far; a byte of zero stands for the marker of a channel.
     Head(Vec<u8>),
     /// In a message's text.
     Text {
@@ -44,7 +50,23 @@ pub enum Channel {
     },
     /// In what the model thinks.
     Thought,
+    /// In a call, to the answer's end: its markers are part of it.
+    Call,
 }
+
+/// What of a token a reader sees.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Its bytes.
+    Bytes,
+    /// Nothing.
+    Nothing,
+    /// Nothing of the token; arguments for this function follow.
+    Call(String),
+}
+
+/// Stands for the marker of a channel in a head.
+const MARK: u8 = 0;
 
 impl Channel {
     /// Where an answer to these tokens begins, which stand for `bytes_of(token)`: a prompt may end inside a message or its head.
@@ -65,32 +87,46 @@ impl Channel {
 
     /// Whether the next token belongs to the text that a reader sees, unless it is a marker.
     pub fn is_read(&self) -> bool {
-        matches!(self, Channel::None | Channel::Text { shown: true })
+        matches!(self, Channel::None | Channel::Text { shown: true } | Channel::Call)
     }
 
-    /// Takes the next token of an answer, which stands for `bytes`; says whether a reader sees them.
-    pub fn shows(&mut self, markers: Markers, token: u32, bytes: &[u8]) -> bool {
-        /// Bytes of a name that are looked at.
-        const MAX_NAME: usize = 64;
+    /// Takes the next token of an answer, which stands for `bytes`.
+    pub fn take(&mut self, markers: Markers, token: u32, bytes: &[u8]) -> Seen {
+        /// Bytes of a head that are looked at.
+        const MAX_HEAD: usize = 256;
         match self {
-            _ if token == markers.start || token == markers.channel => *self = Channel::Head(Vec::new()),
-            Channel::Head(name) if token == markers.message => {
-                *self = Channel::named(name);
+            Channel::Call => return Seen::Bytes,
+            _ if token == markers.start => *self = Channel::Head(Vec::new()),
+            Channel::Head(head) if token == markers.channel => head.push(MARK),
+            _ if token == markers.channel => *self = Channel::Head(Vec::new()),
+            Channel::Head(head) if token == markers.message => {
+                let called = callee(head);
+                *self = Channel::named(head);
+                return called.map_or(Seen::Nothing, Seen::Call);
             }
             _ if token == markers.end => *self = Channel::Text { shown: false },
-            Channel::Head(name) => name.extend(bytes.iter().take(MAX_NAME.saturating_sub(name.len()))),
-            Channel::None => return true,
-            Channel::Text { shown } => return *shown,
-            Channel::Thought => {}
+            Channel::Head(head) => head.extend(bytes.iter().take(MAX_HEAD.saturating_sub(head.len()))),
+            Channel::None | Channel::Text { shown: true } => return Seen::Bytes,
+            Channel::Text { shown: false } | Channel::Thought => {}
         }
-        false
+        Seen::Nothing
     }
 
-    /// In the text of a channel of this name.
-    fn named(name: &[u8]) -> Channel {
+    /// In the text of a message with this head.
+    fn named(head: &[u8]) -> Channel {
+        let name = head.rsplit(|byte| *byte == MARK).next().unwrap_or(head);
         match name.trim_ascii() {
             name if name.starts_with(b"analysis") => Channel::Thought,
             name => Channel::Text { shown: name.starts_with(b"final") },
         }
     }
+}
+
+/// The function to which a message with this head goes.
+fn callee(head: &[u8]) -> Option<String> {
+    let to = CALL.trim_start().as_bytes();
+    let at = head.windows(to.len()).position(|window| window == to)?;
+    let is_part = |byte: &&u8| byte.is_ascii_alphanumeric() || matches!(**byte, b'_' | b'-');
+    let name: String = head[at + to.len()..].iter().take_while(is_part).map(|byte| char::from(*byte)).collect();
+    (!name.is_empty()).then_some(name)
 }

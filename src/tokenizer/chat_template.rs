@@ -56,6 +56,9 @@ pub struct Message {
     /// What an assistant thought before it said that; templates that know it decide whether it is told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
+    /// The same, by the name that some templates know instead (gpt-oss, LFM2.5).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thinking: Option<String>,
     /// The calls of functions that an assistant's message has, in OpenAI's form.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<serde_json::Value>,
@@ -74,6 +77,7 @@ impl Message {
             role: role.to_owned(),
             content: content.to_owned(),
             reasoning_content: None,
+            thinking: None,
             tool_calls: Vec::new(),
             tool_call_id: None,
             name: None,

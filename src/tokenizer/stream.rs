@@ -41,13 +41,27 @@ pub struct TextStream {
     out: usize,
     /// Where the earliest complete stop string so far begins, in bytes from the start of the shown text. One that began even
     /// earlier may still complete; until that is settled the text goes on.
-    cut: Option<usize>,
+    cut: Option<Cut>,
     stopped: bool,
     drop_space: bool,
     /// Bytes of hidden text so far.
     hidden: usize,
     /// Hidden text in which a stop string may have begun, oldest first: where it stands in the shown text, and its bytes.
     gaps: VecDeque<(usize, usize)>,
+}
+
+/// Where a stop string cuts the shown text, and which one.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    at: usize,
+    stop: usize,
+}
+
+impl Cut {
+    /// The earlier of two cuts.
+    fn earlier(self, other: Option<Cut>) -> Cut {
+        other.filter(|other| other.at <= self.at).unwrap_or(self)
+    }
 }
 
 /// One stop string and how much of it the text ends with: Knuth, Morris and Pratt's automaton, so that a text of
@@ -132,11 +146,11 @@ impl TextStream {
                 Some((at, bytes)) if *at == end => *bytes += 1,
                 _ => self.gaps.push_back((end, 1)),
             }
-            for stop in self.stops.iter_mut().filter(|stop| !stop.found) {
+            for (index, stop) in self.stops.iter_mut().enumerate().filter(|(_, stop)| !stop.found) {
                 if step(&stop.text, &stop.fallback, &mut stop.matched_in_all, byte) {
                     stop.found = true;
-                    let start = shown_before(&self.gaps, end, stop.text.len());
-                    self.cut = Some(self.cut.map_or(start, |cut| cut.min(start)));
+                    let at = shown_before(&self.gaps, end, stop.text.len());
+                    self.cut = Some(Cut { at, stop: index }.earlier(self.cut));
                 }
             }
             settled = self.settled(end);
@@ -159,26 +173,31 @@ impl TextStream {
         }
         let found = self.cut.is_some();
         if let Some(cut) = self.cut {
-            self.held.truncate(cut - self.out);
+            self.held.truncate(cut.at - self.out);
         }
         self.stopped = true;
         self.out += self.held.len();
         Delta { text: std::mem::take(&mut self.held), stopped: found }
     }
 
+    /// The stop string that ended the text, by its number; `None` if none did.
+    pub fn stopped_by(&self) -> Option<usize> {
+        self.cut.filter(|_| self.stopped).map(|cut| cut.stop)
+    }
+
     /// Runs the stop strings over `held[from..]`; whether the cut is there and final.
     fn search(&mut self, from: usize) -> bool {
         for i in from..self.held.len() {
             let (byte, end) = (self.held.as_bytes()[i], self.out + i + 1);
-            for stop in self.stops.iter_mut().filter(|stop| !stop.found) {
+            for (index, stop) in self.stops.iter_mut().enumerate().filter(|(_, stop)| !stop.found) {
                 let shown = step(&stop.text, &stop.fallback, &mut stop.matched, byte);
                 let all = self.hidden > 0 && step(&stop.text, &stop.fallback, &mut stop.matched_in_all, byte);
                 if shown || all {
                     stop.found = true;
                     // Hidden text can only have it begin later in the shown text.
                     let length = stop.text.len();
-                    let start = if shown { end - length } else { shown_before(&self.gaps, end, length) };
-                    self.cut = Some(self.cut.map_or(start, |cut| cut.min(start)));
+                    let at = if shown { end - length } else { shown_before(&self.gaps, end, length) };
+                    self.cut = Some(Cut { at, stop: index }.earlier(self.cut));
                 }
             }
             if self.settled(end) {
@@ -199,7 +218,7 @@ impl TextStream {
 
     /// Whether the cut is there and no stop string that is under way at `end` began before it.
     fn settled(&self, end: usize) -> bool {
-        self.cut.is_some_and(|cut| self.under_way(end) >= cut)
+        self.cut.is_some_and(|cut| self.under_way(end) >= cut.at)
     }
 
     /// Lets out what no stop string can take back.
@@ -207,9 +226,9 @@ impl TextStream {
         let end = self.out + self.held.len();
         let keep = match self.cut {
             Some(cut) if settled => {
-                self.held.truncate(cut - self.out);
+                self.held.truncate(cut.at - self.out);
                 self.stopped = true;
-                cut
+                cut.at
             }
             // A stop string is under way that began before the cut, so before the cut is early enough.
             _ => self.under_way(end),

@@ -81,7 +81,7 @@ impl Request {
 
     fn header(&self, model: &Model) -> Header {
         let sparsity = (!model.config.has_zeros()).then_some(self.sparsity);
-        let thresholds = self.activation_thresholds.clone().unwrap_or_else(|| vec![0.0; model.config.layers]);
+        let thresholds = self.activation_thresholds.clone().unwrap_or_else(|| vec![0.0; model.config.layers().len()]);
         Header { sparsity, activation_thresholds: thresholds, request: Some(self.key(model)), ..header(model, self.kv) }
     }
 }
@@ -97,11 +97,11 @@ fn header(model: &Model, kv: KvType) -> Header {
     Header {
         fingerprint: model.fingerprint().to_owned(),
         model: c.name.clone(),
-        layers: c.layers,
+        layers: c.layers().len(),
         hidden: c.hidden,
         ffn: c.clusters(),
         sparsity: None,
-        activation_thresholds: vec![0.0; c.layers],
+        activation_thresholds: vec![0.0; c.layers().len()],
         texts: Vec::new(),
         request: None,
         made,
@@ -116,7 +116,7 @@ fn header(model: &Model, kv: KvType) -> Header {
 pub fn unfinished(partial: &Path, request: &Request, model: &Model) -> Result<Profile> {
     let profile = Profile::read(&profile_file::open_unfinished(partial)?)?;
     let (h, c) = (&profile.header, &model.config);
-    let shape = (h.layers, h.hidden, h.ffn) == (c.layers, c.hidden, c.clusters());
+    let shape = (h.layers, h.hidden, h.ffn) == (c.layers().len(), c.hidden, c.clusters());
     let last = profile.texts.len() - 1;
     let stands = profile.texts.iter().zip(&request.texts).enumerate().all(|(i, (t, wanted))| {
         let (t, wanted) = (&t.info, &wanted.info);
@@ -203,8 +203,8 @@ pub fn profile(
 /// have zeros, and not how large the inputs of its matrices are.
 pub fn extras(model: &Model) -> Extras {
     let c = &model.config;
-    let inside = c.form.experts.filter(|experts| experts.routed() && c.activation.is_sparse());
-    Extras { q_dim: c.form.experts.is_none().then(|| c.most_of_mixers(|m| m.cols())), inside: inside.map(|_| c.ffn) }
+    let inside = c.is_routed() && c.activation.is_sparse();
+    Extras { q_dim: (!c.is_mixture()).then(|| c.most_of_mixers(|m| m.cols())), inside: inside.then(|| c.widest_ffn()) }
 }
 
 /// Whether a text that was counted lacks some of these.
@@ -362,7 +362,7 @@ fn calibrate(
     mut step: impl FnMut() -> Result<()>,
 ) -> Result<Vec<f32>> {
     let c = &engine.model.config;
-    let mut magnitudes = Magnitudes { activation: c.activation, bins: vec![0; c.layers * BINS] };
+    let mut magnitudes = Magnitudes { activation: c.activation, bins: vec![0; c.layers().len() * BINS] };
     let each = CALIBRATION.div_ceil(request.texts.len());
     for text in &request.texts {
         let all = text.tokens.len();

@@ -80,13 +80,14 @@ impl Extent {
     /// Approximate bytes of one token's samples over all layers.
     pub fn token_bytes(model: &Model) -> u64 {
         let c = &model.config;
-        c.layers as u64 * (c.hidden as u64 * 2 + used(model) as u64 * (c.ffn.div_ceil(64) as u64 * 8 + 4))
+        c.layers().len() as u64
+            * (c.hidden as u64 * 2 + used(model) as u64 * (c.widest_ffn().div_ceil(64) as u64 * 8 + 4))
     }
 }
 
 /// Experts that a token has.
 fn used(model: &Model) -> usize {
-    model.config.form.experts.map_or(1, |experts| experts.used)
+    model.config.most_used_experts().max(1)
 }
 
 /// Which windows of a text are sampled, and which of them are held back.
@@ -105,7 +106,7 @@ impl Plan {
     /// [`Error::Usage`] where there are not two windows, one to train on and one to hold back.
     pub fn new(model: &Model, tokens: usize, limit: usize) -> Result<Plan> {
         let c = &model.config;
-        if c.form.experts.is_none() && c.movable_layers() < c.layers {
+        if !c.is_mixture() && c.movable_layers() < c.layers().len() {
             let why = "some layers of this model have no FFN, so that no predictor can be trained or calibrated for it yet; \
                        --predictor exact leaves out what does not fire";
             return Err(Error::Usage(why.into()));
@@ -125,10 +126,10 @@ impl Plan {
         let held = |i: usize| i % HELD_BACK == HELD_BACK / 2 || (wanted <= HELD_BACK / 2 && i + 1 == wanted);
         let count = |back: bool| chosen.iter().enumerate().filter(|(i, _)| held(*i) == back).map(|(_, w)| w.1).sum();
         let extent = Extent {
-            layers: c.layers,
+            layers: c.layers().len(),
             hidden: c.hidden,
-            ffn: c.ffn,
-            experts: c.neurons() / c.ffn,
+            ffn: c.widest_ffn(),
+            experts: c.neurons() / c.widest_ffn(),
             used: used(model),
             train: count(false),
             held_back: count(true),
@@ -286,7 +287,7 @@ pub fn collect_and_count(
         extent: plan.extent,
         activation_thresholds,
         activation: engine.model.config.activation,
-        inside: engine.model.config.form.experts.is_some(),
+        inside: engine.model.config.is_mixture(),
         orders: &orders,
         place: 0,
         halves: Vec::new(),

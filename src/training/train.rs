@@ -15,7 +15,8 @@
 use crate::cpu::{Kernels, ThreadPool};
 use crate::error::{Error, Result};
 use crate::formats::predictor_file::{self, Header, Table};
-use crate::model::Model;
+use crate::model::weights::Layer;
+use crate::model::{Matrix, Model};
 use crate::predictor::mlp::{self, Measured, Network, NetworkWriter, RANK_STEP};
 use crate::predictor::{Calibration, Kind, Predictor};
 use crate::training::histogram::{self, Histogram, measure};
@@ -57,7 +58,8 @@ pub struct Options {
 
 /// Bytes of all of the model's matrices, whatever their type: the budget of the networks is a share of these.
 pub fn model_bytes(model: &Model) -> u64 {
-    let layers: u64 = model.layers.iter().map(|l| l.qkv.bytes() + l.o.bytes() + l.ffn.bytes()).sum();
+    let of_layer = |l: &Layer| l.mixer_matrices().map(Matrix::bytes).sum::<u64>() + l.ffn.bytes();
+    let layers: u64 = model.layers.iter().map(of_layer).sum();
     let edges = model.embed.bytes() + if model.config.tied { 0 } else { model.head.bytes() };
     layers + edges + model.positions.map_or(0, |p| p.bytes())
 }
@@ -402,7 +404,7 @@ struct Size {
 /// Bytes of a layer's FFN that a token reads when all neurons are computed: of a mixture those of its experts.
 fn token_bytes(model: &Model, layer: usize) -> u64 {
     let ffn = &model.layers[layer].ffn;
-    match model.config.form.experts {
+    match model.config.experts(layer) {
         Some(experts) => experts.used as u64 * ffn.cluster_bytes(),
         None => ffn.bytes(),
     }
@@ -464,10 +466,10 @@ pub fn header(model: &Model, options: &Options, threshold: f32) -> Header {
         fingerprint: model.fingerprint().to_owned(),
         model: model.config.name.clone(),
         kind: Kind::Mlp.name().into(),
-        layers: model.config.layers,
+        layers: model.config.layers().len(),
         hidden: model.config.hidden,
-        ffn: model.config.ffn,
-        experts: model.config.neurons() / model.config.ffn,
+        ffn: model.config.widest_ffn(),
+        experts: model.config.neurons() / model.config.widest_ffn(),
         threshold,
         activation_thresholds: options.activation_thresholds.clone(),
         tables: Vec::new(),

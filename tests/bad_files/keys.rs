@@ -137,3 +137,92 @@ fn keys_of_gemma4_that_contradict_each_other_are_refused_by_name() {
     });
     assert_says(&message, &["is of a draft head"], "an assistant");
 }
+
+#[test]
+fn keys_of_latents_that_contradict_each_other_are_refused_by_name() {
+    let apart = [
+        ("attention.kv_lora_rank", 0, "deepseek2.attention.kv_lora_rank: is 0; it must be 1 to 4096"),
+        ("attention.kv_lora_rank", 4097, "deepseek2.attention.kv_lora_rank: is 4097; it must be 1 to 4096"),
+        (
+            "attention.kv_lora_rank",
+            32,
+            "deepseek2.attention.key_length: is 64; beside attention.key_length_mla it must be 48",
+        ),
+        ("attention.q_lora_rank", 0, "deepseek2.attention.q_lora_rank: is 0; it must be 1 to 4096"),
+        (
+            "attention.q_lora_rank",
+            8,
+            "blk.0.attn_q_a.weight: has shape [24, 64], the model's configuration needs [8, 64]",
+        ),
+        (
+            "attention.key_length_mla",
+            16,
+            "deepseek2.attention.key_length_mla: is 16, of which 16 are rotated; it must be more",
+        ),
+        (
+            "attention.value_length_mla",
+            u32::MAX,
+            "deepseek2.attention.value_length_mla: is 4294967295; it must be 1 to 4096",
+        ),
+        (
+            "attention.value_length_mla",
+            16,
+            "blk.0.attn_output.weight: has shape [64, 96], the model's configuration needs [64, 64]",
+        ),
+        (
+            "attention.head_count_kv",
+            4,
+            "deepseek2.attention.head_count_kv: is 4; beside attention.key_length_mla it must be 1",
+        ),
+        ("attention.head_count", 0, "deepseek2.attention.head_count: is 0"),
+        ("rope.dimension_count", 0, "deepseek2.rope.dimension_count: is 0; it must be 1 to 4096"),
+        (
+            "rope.dimension_count",
+            15,
+            "deepseek2.attention.key_length: is 64; beside attention.key_length_mla it must be 63",
+        ),
+        ("expert_group_count", 3, "3 groups of 8 experts"),
+        ("expert_group_used_count", 1, "3 experts for a token, of 2 in its groups"),
+        ("expert_gating_func", 3, "deepseek2.expert_gating_func: is 3; known are 1 (softmax) and 2 (sigmoid)"),
+        ("leading_dense_block_count", 2, "deepseek2.leading_dense_block_count: leaves none of 2 layers with experts"),
+        (
+            "attention.indexer.head_count",
+            4,
+            "deepseek2.attention.indexer.head_count: is 4; a sparse indexer beside latents",
+        ),
+    ];
+    let scaling = [
+        ("rope.scaling.type", text("linear"), "deepseek2.rope.scaling.type: is 'linear'; only yarn is supported"),
+        ("rope.scaling.factor", Value::F32(0.0), "deepseek2.rope.scaling.factor: 0 is not a positive number"),
+        ("rope.scaling.yarn_log_multiplier", Value::F32(f32::NAN), "yarn_log_multiplier: is NaN; it must be 0 to 10"),
+        ("rope.scaling.yarn_log_multiplier", Value::F32(-1.0), "yarn_log_multiplier: is -1; it must be 0 to 10"),
+    ];
+    let cases: Vec<_> = apart.map(number).into_iter().chain(scaling).collect();
+    let required = [
+        "attention.kv_lora_rank",
+        "attention.value_length_mla",
+        "rope.dimension_count",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "expert_count",
+        "expert_used_count",
+    ];
+    let tensors =
+        ["attn_q_a_norm.weight", "attn_q_b.weight", "attn_kv_a_mqa.weight", "attn_kv_a_norm.weight", "attn_v_b.weight"];
+    let tensors = tensors.map(|name| format!("blk.1.{name}"));
+    let tensors = tensors.each_ref().map(String::as_str);
+    each_is_refused("deepseek-v3.gguf", "deepseek2", &cases, &required, &tensors);
+    // Older files have keys and values in one matrix.
+    let joined = [
+        (
+            "attention.head_count_kv",
+            1,
+            "deepseek2.attention.head_count_kv: is 1; without attention.key_length_mla it must be",
+        ),
+        ("attention.key_length", 8, "deepseek2.attention.key_length: is 8, of which 8 are rotated; it must be more"),
+        ("attention.value_length", 0, "deepseek2.attention.value_length: is 0; it must be 1 to 4096"),
+        ("rope.dimension_count", 7, "latent attention keeps 32 and 7 numbers of a position; both must be even"),
+    ];
+    let required = ["attention.key_length", "attention.value_length"];
+    each_is_refused("deepseek-v2.gguf", "deepseek2", &joined.map(number), &required, &["blk.1.attn_kv_b.weight"]);
+}

@@ -12,7 +12,7 @@ use dynamicinfer::lab::replay::frequencies;
 use dynamicinfer::lab::synth::Shape;
 use dynamicinfer::model::Model;
 use dynamicinfer::model::config::{Activation, Positions};
-use dynamicinfer::model::layer::{Experts, LayerForm, Scoring, SharedForm};
+use dynamicinfer::model::layer::{CommonForm, Experts, Scoring, SharedForm};
 use dynamicinfer::profile::Profile;
 use serde_json::{Value as Json, json};
 use std::path::Path;
@@ -97,7 +97,7 @@ fn store(layers: usize, hidden: usize, ffn: usize) -> Ours {
         outliers: 0,
         experts: None,
     };
-    let mut config = shape.config().unwrap();
+    let mut config = shape.described().unwrap();
     (config.hidden, config.head_dim, config.vocab, config.tied) = (hidden, 2, 1, true);
     config.positions = Positions::Rope { frequencies: vec![1.0] };
     let rows = |name: String, quant: Quant, rows: usize, cols: usize| {
@@ -313,17 +313,20 @@ fn a_history_of_impossible_size_is_refused_by_the_field() {
 fn a_store_that_names_what_it_does_not_hold_is_refused() {
     let (ours, shared) = (store(1, 64, 32), SharedForm { width: 32, weighted: true, normed: false });
     let experts = Experts { scoring: Scoring::Softmax, ..Experts::all(4) };
-    let of = |experts: Experts| LayerForm { experts: Some(experts), ..LayerForm::default() };
+    let of = |experts: Experts| CommonForm { experts: Some(experts), ..CommonForm::default() };
     for (form, part) in [
         (of(experts), "layer.0.ffn: "),
         (of(Experts { shared: Some(shared), ..experts }), "layer.0.shared_gate: the section is missing"),
         (of(Experts { biases: true, ..experts }), "config: names biases of experts, which no store holds"),
-        (LayerForm { sinks: true, ..LayerForm::default() }, "config: names sinks of attention, which no store holds"),
+        (CommonForm { sinks: true, ..CommonForm::default() }, "config: names sinks of attention, which no store holds"),
         (
             of(Experts { scaled: true, ..experts }),
             "config: names a router's norm or scales of experts, which no store holds",
         ),
-        (LayerForm { per_layer: 8, ..LayerForm::default() }, "config: names embeddings for each layer, which no store"),
+        (
+            CommonForm { per_layer: 8, ..CommonForm::default() },
+            "config: names embeddings for each layer, which no store",
+        ),
     ] {
         let mut config = ours.header["config"].clone();
         config["form"] = json!(form);

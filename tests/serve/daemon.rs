@@ -223,6 +223,20 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// Kills a process that the daemon has started and that has computed for `ticks` hundredths of a second; whether there was one.
+    pub fn kill_busy_child(&self, ticks: u64) -> bool {
+        let busy = |stat: &str| {
+            // Behind the program's name: the state, the parent; utime and stime are fields 14 and 15 of proc(5).
+            let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+            let time = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+            let child = fields[1] == self.child.id().to_string() && time >= ticks;
+            child.then(|| Pid::from_raw(stat.split_once(' ')?.0.parse().ok()?)).flatten()
+        };
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let busy = processes.filter_map(|p| busy(&std::fs::read_to_string(p.path().join("stat")).ok()?)).next();
+        busy.is_some_and(|child| kill_process(child, Signal::KILL).is_ok())
+    }
+
     pub fn wait(&mut self) -> ExitStatus {
         ended(&mut self.child, PATIENCE).expect("the daemon goes on")
     }

@@ -43,6 +43,7 @@ pub fn fails_closed_and_comes_back(daemon: &Daemon, store: &Path, good: &[u8], b
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (503, &json!("model_failed")));
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains(word) && message.contains("dynamicinfer load"), "{message}");
+    assert!(!message.contains(store.parent().unwrap().to_str().unwrap()), "a folder is told: {message}");
     assert!(daemon.get("/v1/x/ps")["error"].as_str().unwrap().contains(word));
     let new = store.with_extension("new");
     std::fs::write(&new, good).unwrap();
@@ -205,7 +206,14 @@ fn what_was_learnt_is_kept_when_the_model_goes_and_a_full_disk_keeps_the_old() {
     text(&daemon);
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait().code(), Some(0));
-    assert!(std::fs::read(&kept).unwrap() != first, "the daemon ended and kept nothing");
+    let last = std::fs::read(&kept).unwrap();
+    assert!(last != first, "the daemon ended and kept nothing");
+    // One that is damaged costs a warning.
+    std::fs::write(&kept, &last[..last.len() / 2]).unwrap();
+    let mut daemon = Daemon::spawn(dir.path(), &[&["serve", &model], &device[..]].concat(), &[]);
+    daemon.wait_for("it was set aside as");
+    daemon.wait_for("is ready");
+    text(&daemon);
 }
 
 /// A pipe that nobody writes to was waited for, for ever, and SIGTERM was not heard meanwhile.

@@ -1,14 +1,18 @@
 //! The daemon as its clients meet it: over its socket, with the demo model.
 
+mod anthropic;
 mod api;
 mod bad_requests;
 mod clients;
 mod daemon;
+#[path = "../support/damaged.rs"]
+mod damaged;
 #[path = "../support/ended.rs"]
 mod ended;
 mod failures;
 mod files;
 mod forms;
+mod forms_of_answers;
 mod life;
 mod limits;
 mod log;
@@ -16,16 +20,21 @@ mod memory;
 mod messages;
 mod native;
 mod neighbours;
+mod not_finite;
+mod ollama;
 mod options;
 #[path = "../support/programs.rs"]
 mod programs;
+mod prompts;
 mod ram;
+mod recorded;
 mod responses;
 mod schemas;
 mod signals;
 mod soak;
 mod stops;
 mod strangers;
+mod swaps;
 mod templates;
 mod ui;
 mod web;

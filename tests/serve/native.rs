@@ -10,7 +10,7 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 
 /// As Qwen3 has it, in short: functions, calls, what they returned, and thoughts that can be turned off.
-const TEMPLATE: &str = "{% for tool in tools or [] %}T{{ tool.function.name }}:{{ tool.function.parameters.required | tojson }}\n{% endfor %}\
+pub const TEMPLATE: &str = "{% for tool in tools or [] %}T{{ tool.function.name }}:{{ tool.function.parameters.required | tojson }}\n{% endfor %}\
 {% for m in messages %}{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response>\n\
 {% else %}{{ m.role }}:{% if m.reasoning_content %} <think>{{ m.reasoning_content }}</think>{% endif %}{% if m.content %} {{ m.content }}{% endif %}{% for call in m.tool_calls or [] %}\n<tool_call>\n\
 {\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}}\n\

@@ -292,6 +292,11 @@ fn no_endpoint_does_two_things_between_two_tokens_of_an_answer() {
     let long = "The king went into the wood. ".repeat(30);
     let half = daemon.get("/v1/x/budget")["vram_budget_bytes"].as_u64().unwrap();
     let chat = json!({"messages": [{"role": "user", "content": long}], "max_tokens": 2});
+    let schema = json!({"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]});
+    let mut held = json!({"messages": [{"role": "user", "content": "Say b."}], "max_tokens": 9});
+    let mut calling = held.clone();
+    held["response_format"] = json!({"type": "json_schema", "json_schema": {"name": "b", "schema": schema}});
+    calling["tools"] = json!([{"type": "function", "function": {"name": "say", "parameters": schema}}]);
     let asked: Vec<(&str, &str, Json)> = vec![
         ("GET", "/health", json!({})),
         ("GET", "/ready", json!({})),
@@ -302,7 +307,23 @@ fn no_endpoint_does_two_things_between_two_tokens_of_an_answer() {
         ("POST", "/v1/chat/completions", chat),
         ("POST", "/v1/completions", json!({"prompt": long, "max_tokens": 2})),
         ("POST", "/v1/responses", json!({"input": long, "max_output_tokens": 2})),
+        ("GET", "/v1/responses/none", json!({})),
+        ("DELETE", "/v1/responses/none", json!({})),
+        ("POST", "/v1/messages", json!({"messages": [{"role": "user", "content": "Once"}], "max_tokens": 2})),
+        ("POST", "/v1/messages/count_tokens", json!({"messages": [{"role": "user", "content": "Once"}]})),
         ("POST", "/v1/embeddings", json!({"input": [long, long]})),
+        (
+            "POST",
+            "/api/chat",
+            json!({"messages": [{"role": "user", "content": "Once"}], "options": {"num_predict": 2}}),
+        ),
+        ("POST", "/api/generate", json!({"prompt": "Once", "options": {"num_predict": 2}})),
+        ("POST", "/api/embed", json!({"input": ["Once", "Once"]})),
+        ("POST", "/api/embeddings", json!({"prompt": "Once"})),
+        ("GET", "/api/tags", json!({})),
+        ("POST", "/api/show", json!({})),
+        ("GET", "/api/ps", json!({})),
+        ("GET", "/api/version", json!({})),
         ("POST", "/tokenize", json!({"content": long})),
         ("POST", "/detokenize", json!({"tokens": [5, 6, 7]})),
         ("GET", "/v1/x/ps", json!({})),
@@ -315,7 +336,16 @@ fn no_endpoint_does_two_things_between_two_tokens_of_an_answer() {
         ("PUT", "/v1/x/thresholds", json!({"threshold": 0.3})),
         ("POST", "/v1/x/models/load", json!({"model": "/nowhere"})),
         ("GET", "/v1/x/config", json!({})),
+        ("POST", "/v1/chat/completions", held),
+        ("POST", "/v1/chat/completions", calling),
     ];
+    for (route, methods) in daemon.get("/openapi.json")["paths"].as_object().unwrap() {
+        let route = route.replace("{model}", "demo").replace("{id}", "none");
+        for method in methods.as_object().unwrap().keys().filter(|_| route != "/v1/x/models/unload") {
+            let is_asked = asked.iter().any(|(how, path, _)| *path == route && how.eq_ignore_ascii_case(method));
+            assert!(is_asked, "{method} {route} is not asked beside the answer; add it above");
+        }
+    }
     let done = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         let asking: Vec<_> = asked.iter().flat_map(|ask| [ask; 2]).collect();
@@ -327,7 +357,11 @@ fn no_endpoint_does_two_things_between_two_tokens_of_an_answer() {
                     let mut answers = 0;
                     while !done.load(Ordering::SeqCst) || answers == 0 {
                         let answer = daemon.call(method, path, if *method == "GET" { "" } else { &body });
-                        let wanted = if path.ends_with("/load") { 400 } else { 200 };
+                        let wanted = match *path {
+                            "/v1/x/models/load" => 400,
+                            "/v1/responses/none" => 404,
+                            _ => 200,
+                        };
                         assert!([wanted, 429].contains(&answer.status), "{path}: {} {}", answer.status, answer.text());
                         answers += usize::from(answer.status == wanted);
                     }

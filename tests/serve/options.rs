@@ -105,3 +105,19 @@ fn requests_that_name_no_sampling_get_that_of_the_settings() {
         "what is said comes first"
     );
 }
+
+#[test]
+fn guesses_are_made_where_the_setting_says_so() {
+    let said = "the cat sat on the mat and the dog sat on the mat and the cat sat on";
+    let story = json!({"prompt": said, "max_tokens": 48, "ignore_eos": true, "temperature": 0});
+    for (mode, guesses) in [("on", true), ("off", false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut daemon = Daemon::spawn(dir.path(), &["serve", "demo"], &[("DYNAMICINFER_SERVE_SPECULATION", mode)]);
+        daemon.wait_for("is ready");
+        assert_eq!(daemon.post("/v1/completions", &story).status, 200);
+        let [guessed, accepted] =
+            ["guessed", "accepted"].map(|name| daemon.metric(&format!("dynamicinfer_{name}_tokens_total")));
+        assert_eq!(guessed > 0.0, guesses, "{mode}: {guessed} guesses");
+        assert!(accepted <= guessed);
+    }
+}

@@ -131,3 +131,96 @@ fn what_agents_send_by_default_is_taken() {
         json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]});
     assert_eq!(daemon.post(RESPONSES, &allowed).json()["output"][0]["name"], "clock");
 }
+
+/// Tools of type `custom`, whose input is a text of any form, were left out.
+#[test]
+fn a_custom_tool_is_called_with_a_text() {
+    let daemon = Daemon::start(&["--ctx-size", "1024"]);
+    let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: /.+/"});
+    let tool = json!({"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": grammar});
+    let ask = json!({
+        "input": "Once", "tools": [tool], "tool_choice": {"type": "custom", "name": "apply_patch"}, "temperature": 0,
+        "max_output_tokens": 200, "stream": true});
+    let stream = daemon.post(RESPONSES, &ask);
+    assert!(stream.headers.contains("x-dynamicinfer-unenforced: /tools/0/format"), "{}", stream.headers);
+    let events = events(&stream);
+    let expected = [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+    ];
+    assert_eq!(kinds(&events)[2..6], expected);
+    let (added, done) = (&events[2]["item"], &events[5]["item"]);
+    assert_eq!(
+        (&added["type"], &added["input"], &added["name"]),
+        (&json!("custom_tool_call"), &json!(""), &json!("apply_patch"))
+    );
+    assert!(done["input"].as_str().is_some_and(|input| !input.is_empty()) && done.get("arguments").is_none(), "{done}");
+    assert_eq!((&events[3]["delta"], &events[4]["input"]), (&done["input"], &done["input"]));
+    // It comes back as it went out, with what it returned.
+    let returned = json!({"type": "custom_tool_call_output", "call_id": done["call_id"], "output": "done"});
+    let next = json!({"input": [{"role": "user", "content": "Once"}, done, returned], "tools": [tool], "max_output_tokens": 4});
+    let answer = daemon.post(RESPONSES, &next);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+/// `previous_response_id` was refused, which OpenAI's SDKs send for every turn but the first.
+#[test]
+fn a_conversation_goes_on_from_an_answers_id_as_if_it_were_sent_whole() {
+    let daemon = Daemon::start(&[]);
+    let ask = |input: Json, more: &[(&str, Json)]| {
+        let mut ask = json!({"input": input, "temperature": 0, "max_output_tokens": 12});
+        more.iter().for_each(|(field, value)| ask[field] = value.clone());
+        daemon.post(RESPONSES, &ask)
+    };
+    let first = ask(json!("Once there was a king."), &[("instructions", json!("Tell."))]).json();
+    let id = first["id"].as_str().unwrap();
+    assert_eq!((&first["store"], &first["previous_response_id"]), (&json!(true), &Json::Null));
+    // The same conversation sent whole, without the first turn's instructions.
+    let mut whole = vec![json!({"role": "user", "content": "Once there was a king."})];
+    whole.extend(first["output"].as_array().unwrap().iter().cloned());
+    whole.push(json!({"role": "user", "content": "And then?"}));
+    let wanted = ask(json!(whole), &[]).json();
+    let second = ask(json!("And then?"), &[("previous_response_id", json!(id))]).json();
+    assert_eq!(second["previous_response_id"], json!(id));
+    assert_eq!(second["output"][0]["content"], wanted["output"][0]["content"]);
+    assert_eq!(second["usage"]["input_tokens"], wanted["usage"]["input_tokens"]);
+    // Streamed ones are kept when they are complete; a third turn has all before it.
+    let more = [("previous_response_id", second["id"].clone()), ("stream", json!(true))];
+    let stream = events(&ask(json!("And at last?"), &more));
+    let third = &stream.last().unwrap()["response"];
+    assert!(third["usage"]["input_tokens"].as_u64() > second["usage"]["input_tokens"].as_u64());
+    let of = |id: &Json| format!("{RESPONSES}/{}", id.as_str().unwrap());
+    assert_eq!(&daemon.get(&of(&third["id"])), third);
+    // An output goes back to the call that was kept.
+    let tools = [("tools", json!([clock()])), ("tool_choice", json!("required")), ("max_output_tokens", json!(100))];
+    let called = ask(json!("What time is it?"), &tools).json();
+    assert_eq!(called["output"][0]["type"], "function_call", "{called}");
+    let call = called["output"][0]["call_id"].clone();
+    let output = json!([{"type": "function_call_output", "call_id": call, "output": "noon"}]);
+    let more = [("previous_response_id", called["id"].clone())];
+    let answered = ask(output.clone(), &more);
+    assert_eq!(answered.status, 200, "{}", answered.text());
+    assert_eq!(ask(output, &[]).status, 400, "an output without its call");
+    // A mistake in the request is named by its place there.
+    let wrong = ask(json!([{"type": "web_search_call"}]), &more);
+    assert_eq!((wrong.status, &wrong.json()["error"]["param"]), (400, &json!("input.0")));
+    // What is forgotten, never kept or never was is 404.
+    assert_eq!(daemon.call("DELETE", &of(&third["id"]), "").json()["deleted"], json!(true));
+    let never = ask(json!("x"), &[("store", json!(false))]).json();
+    assert_eq!(never["store"], json!(false));
+    for id in [&third["id"], &never["id"], &json!("resp_0"), &json!("")] {
+        let refused = ask(json!("And then?"), &[("previous_response_id", id.clone())]);
+        let error = &refused.json()["error"];
+        assert_eq!((refused.status, &error["code"]), (404, &json!("previous_response_not_found")), "{id}");
+        assert!(["GET", "DELETE"].iter().all(|how| [404, 405].contains(&daemon.call(how, &of(id), "").status)), "{id}");
+    }
+    // Nothing is kept where settings say so.
+    let dir = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::spawn(dir.path(), &["serve", "demo"], &[("DYNAMICINFER_SERVE_RESPONSES_BYTES", "0")]);
+    daemon.wait_for("is ready");
+    let answer = daemon.post(RESPONSES, &json!({"input": "x", "max_output_tokens": 2, "store": true})).json();
+    assert_eq!(answer["store"], json!(false));
+    assert_eq!(daemon.call("GET", &of(&answer["id"]), "").status, 404);
+}

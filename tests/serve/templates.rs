@@ -94,3 +94,26 @@ fn a_broken_template_is_not_the_requests_fault_and_only_the_log_names_its_file()
     assert!(!answer.text().contains("serve-cache"), "{}", answer.text());
     assert!(daemon.wait_for("the chat template cannot be rendered").contains("serve-cache"));
 }
+
+/// The system kills the largest process where memory runs out. Where that was the renderer, the client was told that its request is wrong.
+#[test]
+fn a_renderer_that_is_killed_is_for_a_while() {
+    let dir = tempfile::tempdir().unwrap();
+    // Longer than the processor time that it may take.
+    let forever = "{% for i in range(9999) %}{% for j in range(9999) %}{{ j }}{% endfor %}{% endfor %}";
+    let daemon = serve(dir.path(), &format!("{{% if messages[0].content == 'x' %}}{forever}{{% endif %}}z"));
+    let chat =
+        |text: &str| daemon.post(CHAT, &json!({"messages": [{"role": "user", "content": text}], "max_tokens": 1}));
+    let answer = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| chat("x"));
+        // A renderer that waits for a request has used no time to speak of.
+        while !daemon.kill_busy_child(15) && !asked.is_finished() {
+            std::thread::yield_now();
+        }
+        asked.join().unwrap()
+    });
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    assert!(answer.headers.contains("\nretry-after: "), "{}", answer.headers);
+    assert!(answer.text().contains("killed by signal 9"), "{}", answer.text());
+    assert_eq!(chat("y").status, 200);
+}

@@ -1,24 +1,10 @@
-//! The page at `/ui`: who gets it, and that nothing of anybody else's gets into it. What it looks like is `tools/check_pages.py`.
+//! The page at `/`: who gets it, and that nothing of anybody else's gets into it. What it looks like is `tools/check_pages.py`.
 
 use crate::daemon::{Answer, Daemon, PATIENCE, read_all};
 use std::io::Write;
 use std::net::TcpStream;
 
 const DEVICE: [&str; 6] = ["--device", "virtual", "--ffn-share", "0.5", "--machine", "demo-pc"];
-
-/// user:0123456789abcdefghij and the like, as a browser sends it.
-fn base64(text: &str) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digits = |three: &[u8]| {
-        let bits = (0..3).fold(0u32, |bits, i| bits << 8 | u32::from(three.get(i).copied().unwrap_or(0)));
-        let digit = |i: usize| match i <= three.len() {
-            true => DIGITS[(bits >> (18 - 6 * i) & 63) as usize] as char,
-            false => '=',
-        };
-        (0..4).map(digit).collect::<String>()
-    };
-    text.as_bytes().chunks(3).map(digits).collect()
-}
 
 fn ask(address: &str, line: &str, headers: &str, body: &str) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -31,21 +17,23 @@ fn ask(address: &str, line: &str, headers: &str, body: &str) -> Answer {
 }
 
 #[test]
-fn the_page_is_there_only_if_it_was_asked_for() {
-    let off = Daemon::start(&[]);
-    for path in ["/ui", "/ui/state", "/ui/script.js"] {
+fn the_page_is_there_unless_it_was_turned_off() {
+    let off = Daemon::start(&["--no-ui"]);
+    for path in ["/", "/ui", "/ui/state", "/ui/chat.js"] {
         assert_eq!(off.call("GET", path, "").status, 404, "{path}");
     }
-    assert_eq!(off.call("PUT", "/ui/state", "{}").status, 404);
     drop(off);
-    let on = Daemon::start(&["--ui"]);
-    let page = on.call("GET", "/ui", "");
-    assert!(page.status == 200 && page.text().contains("/ui/script.js"), "{}", page.text());
+    let on = Daemon::start(&[]);
+    let page = on.call("GET", "/", "");
+    assert!(page.status == 200 && page.text().contains("/ui/chat.js"), "{}", page.text());
     assert!(page.headers.contains("content-type: text/html"), "{}", page.headers);
-    for told in ["default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "nosniff"] {
+    for told in ["default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "trusted-types 'none'", "nosniff"]
+    {
         assert!(page.headers.contains(told), "{told}: {}", page.headers);
     }
-    for part in ["script.js", "style.css"] {
+    let moved = on.call("GET", "/ui", "");
+    assert!(moved.status == 308 && moved.headers.contains("location: /"), "{}", moved.headers);
+    for part in ["chat.js", "daemon.js", "markdown.js", "memory.js", "style.css", "icon.svg"] {
         let answer = on.call("GET", &format!("/ui/{part}"), "");
         assert!(answer.status == 200 && answer.headers.contains("default-src 'none'"), "{part}: {}", answer.headers);
     }
@@ -59,76 +47,104 @@ fn the_page_is_there_only_if_it_was_asked_for() {
 
 /// The port is open to every program of the machine and every page of its browsers.
 #[test]
-fn nobody_gets_in_who_may_not_open_the_socket() {
+fn nobody_gets_more_than_the_page_itself_who_has_no_token() {
     let dir = tempfile::tempdir().unwrap();
-    let mut daemon = Daemon::spawn(dir.path(), &["serve", "demo", "--ui", "--listen", "127.0.0.1:0"], &[]);
+    let mut daemon = Daemon::spawn(dir.path(), &["serve", "demo", "--listen", "127.0.0.1:0"], &[]);
     let (address, token) = daemon.port();
+    let said = daemon.wait_for("chat in a browser");
+    assert!(said.contains(&format!("http://{address}/")) && !said.contains(&token), "a pipe gets no token: {said}");
     daemon.until("dynamicinfer_model_loaded", 1.0);
-    let basic = |password: &str| format!("Authorization: Basic {}\r\n", base64(&format!("me:{password}")));
-    let right = basic(&token);
-    for path in ["/ui", "/ui/state", "/ui/script.js", "/ui/style.css", "/ui/nothing"] {
-        for headers in [String::new(), basic("0123456789abcdefghijklmnopqrstuv"), basic(""), basic(&token[1..])] {
+    let bearer = |token: &str| format!("Authorization: Bearer {token}\r\n");
+    let right = bearer(&token);
+    for path in ["/", "/ui/chat.js", "/ui/style.css"] {
+        let page = ask(&address, &format!("GET {path}"), "", "");
+        assert!(page.status == 200 && !page.text().contains(&token), "{path}");
+        assert_eq!(ask(&address, &format!("POST {path}"), "", "").status, 401, "{path}");
+    }
+    for headers in [
+        String::new(),
+        bearer("0123456789abcdefghijklmnopqrstuv"),
+        bearer(&token[1..]),
+        "Authorization: Basic bTp4\r\n".into(),
+    ] {
+        for path in ["/ui/state", "/ui/nothing", "/v1/models", "/v1/x/cache"] {
             let answer = ask(&address, &format!("GET {path}"), &headers, "");
-            assert_eq!(answer.status, 401, "{path}: {}", answer.text());
-            assert!(answer.headers.contains("www-authenticate: basic"), "a browser asks its user: {}", answer.headers);
-            assert!(!answer.text().contains("<h1"), "nothing of the page");
+            assert!(
+                answer.status == 401 && answer.headers.contains("www-authenticate: bearer"),
+                "{path}: {}",
+                answer.text()
+            );
         }
     }
-    assert_eq!(ask(&address, "GET /ui", &right, "").status, 200);
-    // What a browser sends by itself opens the page alone.
-    for line in ["GET /v1/models", "GET /v1/x/ps", "GET /metrics", "POST /v1/completions", "GET /uis"] {
-        assert_eq!(ask(&address, line, &right, "").status, 401, "{line}");
-    }
-    // Another page in the same browser.
-    let stranger = "Origin: http://evil.example\r\n";
-    let (mark, budget) = ("x-dynamicinfer-ui: 1\r\n", r#"{"vram_budget_bytes": 1}"#);
-    for (line, headers, body) in [
-        ("GET /ui/state", stranger.to_owned(), ""),
-        ("PUT /ui/state", format!("{stranger}{mark}"), budget),
-        ("PUT /ui/state", String::new(), budget),
-        ("PUT /ui/state", format!("Origin: http://{address}\r\n"), budget),
-        ("OPTIONS /ui/state", format!("{stranger}Access-Control-Request-Method: PUT\r\n"), ""),
+    // Another page in the same browser, with the token.
+    let (stranger, budget) = ("Origin: http://evil.example\r\n", r#"{"vram_budget_bytes": 1}"#);
+    for (line, body) in [
+        ("GET /ui/state", ""),
+        ("POST /v1/completions", r#"{"prompt": "x", "max_tokens": 1}"#),
+        ("PUT /v1/x/budget", budget),
     ] {
-        let answer = ask(&address, line, &format!("{right}{headers}"), body);
-        assert_eq!(answer.status, 403, "{line} {headers}: {}", answer.text());
+        let answer = ask(&address, line, &format!("{right}{stranger}"), body);
+        assert_eq!(answer.status, 403, "{line}: {}", answer.text());
     }
-    // The page itself: it may look, and the port does not steer unless the settings say so.
-    let own = format!("{right}{mark}Origin: http://{address}\r\n");
+    // The page itself: it may ask, and the port does not steer unless the settings say so.
+    let own = format!("{right}Origin: http://{address}\r\n");
     let state = ask(&address, "GET /ui/state", &own, "").json();
     assert!(state["state"] == "ready" && state["may_steer"] == false, "{state}");
-    let refused = ask(&address, "PUT /ui/state", &own, budget);
+    assert_eq!(ask(&address, "POST /v1/completions", &own, r#"{"prompt": "x", "max_tokens": 1}"#).status, 200);
+    let refused = ask(&address, "PUT /v1/x/budget", &own, budget);
     assert!(refused.status == 403 && refused.text().contains("serve.steering"), "{}", refused.text());
 }
 
 #[test]
 fn the_budget_changes_from_the_page_where_the_port_may_steer() {
     let dir = tempfile::tempdir().unwrap();
-    let arguments = [&["serve", "demo", "--ui", "--listen", "127.0.0.1:0"][..], &DEVICE].concat();
+    let arguments = [&["serve", "demo", "--listen", "127.0.0.1:0"][..], &DEVICE].concat();
     let mut daemon = Daemon::spawn(dir.path(), &arguments, &[("DYNAMICINFER_SERVE_STEERING", "all")]);
     let (address, token) = daemon.port();
-    let own = format!(
-        "Authorization: Basic {}\r\nx-dynamicinfer-ui: 1\r\nOrigin: http://{address}\r\n",
-        base64(&format!("x:{token}"))
-    );
+    let own = format!("Authorization: Bearer {token}\r\nOrigin: http://{address}\r\n");
     daemon.until("dynamicinfer_model_loaded", 1.0);
     assert_eq!(daemon.call("POST", "/v1/completions", r#"{"prompt": "Once", "max_tokens": 8}"#).status, 200);
     let state = ask(&address, "GET /ui/state", &own, "").json();
     assert!(state["may_steer"] == true && state["generated_tokens"].as_u64() > Some(0), "{state}");
     let less = state["budget_bytes"].as_u64().unwrap() - 1_000_000;
-    let changed = ask(&address, "PUT /ui/state", &own, &format!("{{\"vram_budget_bytes\": {less}}}"));
+    let changed = ask(&address, "PUT /v1/x/budget", &own, &format!("{{\"vram_budget_bytes\": {less}}}"));
     assert!(changed.status == 200 && changed.json()["vram_budget_bytes"] == less, "{}", changed.text());
-    assert_eq!(daemon.get("/v1/x/budget")["vram_budget_bytes"], less);
-    let small = ask(&address, "PUT /ui/state", &own, r#"{"vram_budget_bytes": 1}"#);
-    assert!(small.status == 400 && small.text().contains("below"), "{}", small.text());
+    assert_eq!(ask(&address, "GET /ui/state", &own, "").json()["budget_bytes"], less);
 }
 
-/// The page's script writes text only, so a name stays one; here that the daemon hands it over as JSON and in no page.
+/// The page's scripts write text only, so a name stays one; here that the daemon hands it over as JSON and in no page.
 #[test]
 fn a_hostile_name_is_no_markup() {
     let name = "<img src=x onerror=alert(1)>\"'</script>";
-    let daemon = Daemon::start(&["--ui", "--name", name]);
+    let daemon = Daemon::start(&["--name", name]);
     assert_eq!(daemon.get("/ui/state")["model"], name);
-    for path in ["/ui", "/ui/script.js"] {
+    for path in ["/", "/ui/chat.js"] {
         assert!(!daemon.call("GET", path, "").text().contains("onerror"), "{path}");
     }
+}
+
+/// Names of the network and its addresses are this machine only where the settings let others in, and those are told that nothing is encrypted.
+#[test]
+fn other_machines_reach_the_port_after_an_explicit_setting_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let lan = [("DYNAMICINFER_SERVE_LAN", "true")];
+    let mut daemon = Daemon::spawn(dir.path(), &["serve", "demo", "--listen", "0.0.0.0:0"], &lan);
+    let (at, token) = daemon.port();
+    assert!(daemon.wait_for("warning").contains("TLS"));
+    let port = at.rsplit_once(':').unwrap().1;
+    let status = |host: &str, headers: &str| {
+        let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(stream, "GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n").unwrap();
+        read_all(&mut stream).status
+    };
+    let right = format!("Authorization: Bearer {token}\r\n");
+    for host in [at.as_str(), "192.0.2.7:8093", "[2001:db8::1]:8093", "localhost"] {
+        assert_eq!((status(host, &right), status(host, "")), (200, 401), "{host}");
+    }
+    assert_eq!(status("evil.example", &right), 403);
+    drop(daemon);
+    let refused = crate::daemon::command(dir.path(), &["serve", "--listen", "0.0.0.0:0"]).output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && said.contains("serve.lan = true"), "{said}");
 }

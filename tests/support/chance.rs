@@ -39,7 +39,7 @@ impl Predictor for Chance {
         n: usize,
         scores: &mut [f32],
     ) {
-        let (ffn, hidden) = (tools.model.config.ffn, tools.model.config.hidden);
+        let (ffn, hidden) = (tools.model.config.widest_ffn(), tools.model.config.hidden);
         for b in 0..n {
             let mut prng = Prng::new(u64::from(residual[b * hidden].to_bits()) + layer as u64);
             let often = |neuron: usize| if neuron.is_multiple_of(5) { 2.0 } else { 0.7 };

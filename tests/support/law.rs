@@ -257,14 +257,14 @@ impl Case<'_> {
 /// a law looks at the furthest is 4.5 deviations off.
 pub fn summed(c: &ModelConfig, sizes: &[usize]) -> f32 {
     let positions = sizes.iter().sum::<usize>();
-    let mixed = |mixer: Mixer<'_>| match mixer {
+    let mixed = |mixer: Mixer| match mixer {
         Mixer::Attention(attention) => c.hidden + attention.head_dim + positions + mixer.cols(),
         // A product of three sums is as far off as all of them together.
         Mixer::Convolution(convolution) => 3 * c.hidden + convolution.taps + mixer.cols(),
         // A state is a sum over positions, read by a sum over a key's numbers, with a product of both at the end.
         Mixer::Linear(linear) => 3 * (c.hidden + linear.taps) + 3 * linear.key_dim + positions + mixer.cols(),
     };
-    let terms = c.mixers().map(mixed).sum::<usize>() + c.layers * (c.hidden + c.ffn) + c.hidden;
+    let terms = c.mixers().map(mixed).sum::<usize>() + c.layers().len() * (c.hidden + c.widest_ffn()) + c.hidden;
     4.5 * (terms as f32).sqrt() * 2f32.powi(-24)
 }
 

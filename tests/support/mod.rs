@@ -7,10 +7,10 @@ pub mod law;
 pub mod watched;
 
 use dynamicinfer::cpu::aligned::Aligned;
-use dynamicinfer::device::{Device, OutOfMemory, Rates, VirtualDevice};
+use dynamicinfer::device::{Device, Faults, OutOfMemory, Rates, VirtualDevice};
 use dynamicinfer::engine::session::CHUNK;
 use dynamicinfer::engine::{ChunkCosts, ExpertCosts, Split};
-use dynamicinfer::formats::machine_profile::MachineProfile;
+use dynamicinfer::formats::machine_profile::{MachineProfile, Rate};
 use dynamicinfer::formats::predictor_file::Header;
 use dynamicinfer::formats::rows::{self, Quant};
 use dynamicinfer::ids::Permutation;
@@ -117,10 +117,11 @@ fn fixture(name: &str) -> Source {
     let activation = activation.map(|name| NamedActivation::by_name(name, None).unwrap());
     // Also the tests of tools/cuda_on_cpu use these.
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|dir| dir.join("tests/fixtures/models"));
-    let from = folders.into_iter().map(|dir| dir.join(named)).find(|dir| dir.is_dir()).expect("a fixture of this name");
+    let from = folders.into_iter().map(|dir| dir.join(named)).find(|dir| dir.exists()).expect("a fixture of this name");
     let mut source = Source::open(&from, activation).unwrap();
     if behind_only {
-        source.config.form.norms = Norms::After;
+        source.described.form.norms = Norms::After;
+        source.config = source.described.resolve().unwrap();
     }
     source
 }
@@ -132,12 +133,12 @@ pub fn predictor_header(model: &Model) -> Header {
         fingerprint: model.fingerprint().to_owned(),
         model: c.name.clone(),
         kind: String::new(),
-        layers: c.layers,
+        layers: c.layers().len(),
         hidden: c.hidden,
-        ffn: c.ffn,
-        experts: c.neurons() / c.ffn,
+        ffn: c.widest_ffn(),
+        experts: c.neurons() / c.widest_ffn(),
         threshold: 0.5,
-        activation_thresholds: vec![0.0; c.layers],
+        activation_thresholds: vec![0.0; c.layers().len()],
         tables: Vec::new(),
         made: serde_json::json!({}),
         sections: Vec::new(),
@@ -208,11 +209,13 @@ pub fn alone(kind: Ffn, activation: Activation, quant: Quant, hidden: usize, ffn
         o: nothing,
         o_bias: Vec::new(),
         sinks: Vec::new(),
+        latent: None,
         recurrence: Recurrence::default(),
         ffn_norm: norm(),
         post_norms: None,
         output_scale: 1.0,
         per_layer: None,
+        width: ffn,
         ffn: FfnWeights::Neurons(blocks),
         up_bias: if rng.below(2) == 0 { Vec::new() } else { numbers(rng, ffn, 0.3) },
         down_bias: Vec::new(),
@@ -288,7 +291,7 @@ pub fn expert_costs(link_us: f64) -> ExpertCosts {
 
 /// What two halves for `half` experts each, which are copied for a chunk, take of the device's memory; at most all of a layer.
 pub fn streaming_experts_bytes(model: &Model, half: usize) -> u64 {
-    let none = vec![0; model.config.layers];
+    let none = vec![0; model.config.layers().len()];
     // SAFETY: dropped here.
     let mut split = unsafe { on_device(model, Box::new(VirtualDevice::new(u64::MAX, RATES)), &none) }.unwrap();
     split.stream_experts(model, expert_costs(0.0), u64::MAX).unwrap();
@@ -330,4 +333,55 @@ pub unsafe fn on_device_streaming(
 ) -> Result<Split, OutOfMemory> {
     // SAFETY: the caller's promise.
     unsafe { Split::new(device, slots, model, (ON_DEVICE.max(chunk), 1), (chunk, streamed), true) }
+}
+
+/// A device half of which have copies that are late, in another order and, where that `may_lose` them, lost.
+pub fn often_faulty(prng: &mut Prng, budget: u64, may_lose: bool, seed: u64) -> VirtualDevice {
+    let device = VirtualDevice::new(budget, RATES);
+    if prng.below(2) != 0 {
+        return device;
+    }
+    let mut share = || [0.0, 0.2, 0.9][prng.below(3) as usize];
+    let (late, lost) = (share(), share() / 4.0);
+    let lost = if may_lose { lost } else { 0.0 };
+    device.with_faults(Faults { late, lost, reorder: prng.below(2) == 0, seed })
+}
+
+/// A machine of which nothing was measured.
+pub fn assumed_machine() -> MachineProfile {
+    MachineProfile {
+        name: "test".into(),
+        note: String::new(),
+        measured_unix: None,
+        measured: Vec::new(),
+        assumed: Rate::ALL.to_vec(),
+        dram_gb_s: 50.0,
+        host_gflops: 400.0,
+        device_gb_s: 500.0,
+        device_gflops: 6000.0,
+        link_gb_s: 20.0,
+        call_us: 2.0,
+        copy_us: 5.0,
+        sync_us: 10.0,
+        moves: Vec::new(),
+        stage: None,
+    }
+}
+
+/// Half of the neurons on a device, keys and values on the host.
+pub fn half_of_the_neurons() -> Request {
+    Request {
+        vram: None,
+        ram: None,
+        ffn_share: Some(0.5),
+        kv: KvPlace::Host,
+        predictor_bytes: 0,
+        computed_share: 1.0,
+        sequences: 1,
+        ilp_seconds: None,
+        chunk: None,
+        host: None,
+        streamed_layers: Some(0),
+        skips_host: false,
+    }
 }

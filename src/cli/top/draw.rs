@@ -193,6 +193,11 @@ fn summary(span: &Interval<'_>, width: u16) -> Vec<Line<'static>> {
         plain(path(span, "cpu")),
         plain(format!("{} resident", bytes(now.number("process_resident_memory_bytes")))),
         plain(format!("keys and values up to {}", bytes(model["kv_bytes"].as_f64().unwrap_or_default()))),
+        plain(format!(
+            "prompt cache {} of {}",
+            bytes(now.number("prompt_cache_bytes")),
+            bytes(now.number("prompt_cache_budget_bytes"))
+        )),
         plain(format!("weights {}", bytes(model["model_bytes"].as_f64().unwrap_or_default()))),
         plain(format!(
             "{} of the neurons computed",
@@ -313,6 +318,8 @@ mod tests {
             ("neurons_computed_total", 999.0 * n),
             ("neurons_all_total", 1000.0 * n),
             ("path_bytes_total{path=\"cpu\"}", 345.6e9 * n),
+            ("prompt_cache_bytes", 255.0 * f64::from(1 << 20)),
+            ("prompt_cache_budget_bytes", f64::from(1 << 28)),
             ("path_seconds_total{path=\"cpu\"}", n),
             ("path_limit_bytes_per_second{path=\"cpu\"}", 456.7e9),
         ];
@@ -360,6 +367,7 @@ mod tests {
             "CPU 75 % of 128 cores",
             "cpu 345.6 of 456.7 GB/s",
             "keys and values up to 8.00 GiB",
+            "prompt cache 255.00 MiB of 256.00 MiB",
             "weights 64.00 GiB",
             "99.9 % of the neurons computed",
             "q ends",

@@ -1,24 +1,12 @@
 //! Memory of the card: buffers that grow and shrink where they lie, and the scratch between a call's launches.
 
-use super::CudaDevice;
+use super::device::CudaDevice;
 use super::driver::{Address, OUT_OF_MEMORY, Refusal};
-use super::memory::Allocation;
+use super::memory::{Allocation, Bytes};
 use crate::device::{Buffer, Device, OutOfMemory, Stream};
 
 /// Growable buffers of at most so many chunks are taken whole.
 const SMALL: usize = 2;
-
-/// A buffer.
-pub(super) struct Bytes {
-    /// Where its bytes are.
-    pub allocation: Allocation,
-    /// Its length.
-    pub bytes: u64,
-    /// The most bytes that it may grow to.
-    pub most: u64,
-    /// Whether its bytes are only counted ([`Device::reserve`]).
-    pub reserved: bool,
-}
 
 impl CudaDevice {
     /// [`Device::take`]

@@ -1,6 +1,6 @@
 //! Copies between the host's memory and the card's.
 
-use super::CudaDevice;
+use super::device::CudaDevice;
 use super::driver::{Address, CUstream, SUCCESS};
 use super::graphs::Op;
 use super::moves::{Batch, MOVES};

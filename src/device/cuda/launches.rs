@@ -1,6 +1,6 @@
 //! Launches of kernels on the card's streams, one by one or as a whole sequence.
 
-use super::CudaDevice;
+use super::device::CudaDevice;
 use super::driver::{CUstream, OUT_OF_MEMORY};
 use super::graphs::{Maker, Op};
 use super::kernels::words;

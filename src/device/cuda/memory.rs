@@ -4,6 +4,18 @@
 use super::driver::{Address, CUstream, Driver, NOT_READY, OUT_OF_MEMORY, Refusal};
 use cudarc::driver::sys;
 
+/// A buffer.
+pub(super) struct Bytes {
+    /// Where its bytes are.
+    pub allocation: Allocation,
+    /// Its length.
+    pub bytes: u64,
+    /// The most bytes that it may grow to.
+    pub most: u64,
+    /// Whether its bytes are only counted ([`crate::device::Device::reserve`]).
+    pub reserved: bool,
+}
+
 /// How a card gives memory in chunks.
 #[derive(Clone, Copy)]
 pub struct Chunks {

@@ -1,6 +1,6 @@
 //! Whether the card's tensor cores are faster than its lanes for prompts, tried when it is opened.
 
-use super::CudaDevice;
+use super::device::CudaDevice;
 use crate::device::{Buffer, Call, Device, Linear, OutOfMemory, Stream, Then, Tiles, fastest_ns};
 use crate::formats::rows::{self, Quant};
 use crate::prng::Prng;

@@ -153,7 +153,13 @@ impl DeviceKernel for Attend {
                     bytemuck::cast_slice(&cache[from..from + seen * dim])
                 };
                 let sinks = sinks.get(kv_head * shared..(kv_head + 1) * shared).unwrap_or_default();
-                let head = Head { quant: Quant::F16, keys: part(kv_head), values: part(h.kv_heads + kv_head), sinks };
+                let head = Head {
+                    quant: Quant::F16,
+                    keys: part(kv_head),
+                    values: part(h.kv_heads + kv_head),
+                    mixed: dim,
+                    sinks,
+                };
                 attend.queries(group).copy_from_slice(&qkv[b * h.qkv_dim() + kv_head * group..][..group]);
                 out[b * h.q_dim() + kv_head * group..][..group].copy_from_slice(attend.attend(
                     kernels,

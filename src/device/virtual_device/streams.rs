@@ -1,98 +1,13 @@
-//! The streams of a virtual device: the operations on them, and when they happen.
+//! When the operations on the streams of a virtual device happen.
 
-use super::{Faults, HOST_CALL_NS, Rates, VirtualDevice};
+use super::queue::{Astray, Begun, MAX_ASTRAY, Op, Work};
+use super::rates::{Faults, HOST_CALL_NS, Rates};
+use super::state::VirtualDevice;
 use crate::clock;
-use crate::device::{Buffer, Call, Event, Fault, KernelWork, Stream};
-use std::collections::VecDeque;
+use crate::device::{Call, Event, Fault, KernelWork, Stream};
 
-/// Most copies that are overtaken at a time; further ones stay in order.
-pub(super) const MAX_ASTRAY: usize = 64;
 /// A late copy takes up to this many times as long.
 const LATEST: u64 = 64;
-
-/// An operation on a stream.
-#[derive(Clone, Copy)]
-// Most of them are launches, so that a box would save nothing.
-#[allow(clippy::large_enum_variant)]
-pub(super) enum Work {
-    /// `before_us` are added to what its bytes take.
-    CopyIn {
-        from: *const u8,
-        to: Buffer,
-        at: usize,
-        bytes: usize,
-        before_us: f64,
-    },
-    CopyOut {
-        from: Buffer,
-        at: usize,
-        to: *mut u8,
-        bytes: usize,
-    },
-    Launch(Call),
-    Record {
-        event: Event,
-        mark: u64,
-    },
-    Wait {
-        event: Event,
-        mark: u64,
-    },
-}
-
-// SAFETY: only the owner of the device uses the pointers, by the promise of the caller that put the copies on a stream.
-unsafe impl Send for Work {}
-
-pub(super) struct Op {
-    work: Work,
-    /// When the host put it there.
-    put_ns: u64,
-}
-
-/// The first operation of a stream, if it has begun.
-pub(super) struct Begun {
-    ends_ns: u64,
-    lost: bool,
-    /// Writes to a kernel's operands when it began.
-    writes: u64,
-}
-
-/// A stream.
-pub(super) struct Queue {
-    ops: VecDeque<Op>,
-    capacity: usize,
-    begun: Option<Begun>,
-    /// When the operation before the first one was done.
-    pub free_ns: u64,
-    /// Copies between two marks belong together; the number of these, and whether one of them was lost.
-    group: u64,
-    lost: bool,
-}
-
-/// A copy that others have overtaken.
-pub(super) struct Astray {
-    work: Work,
-    ends_ns: u64,
-    group: u64,
-    /// The mark behind it.
-    event: Option<(Event, u64)>,
-}
-
-/// An event's marks.
-#[derive(Default)]
-pub(super) struct EventState {
-    /// Number of the last mark that was recorded; `done` is that of the last mark that a stream has come to.
-    pub recorded: u64,
-    pub done: u64,
-    pub done_ns: u64,
-}
-
-impl Queue {
-    pub fn new(capacity: usize) -> Queue {
-        let ops = VecDeque::with_capacity(capacity);
-        Queue { ops, capacity, begun: None, free_ns: 0, group: 0, lost: false }
-    }
-}
 
 /// What is done next in virtual time.
 enum Next {
@@ -112,6 +27,14 @@ impl VirtualDevice {
             return;
         }
         self.queues[s].ops.push_back(Op { work, put_ns: self.host_ns });
+    }
+
+    /// Puts a launch on a stream.
+    pub(super) fn put_call(&mut self, stream: Stream, call: &Call) {
+        self.put(stream, Work::Launch);
+        if self.fault.is_none() {
+            self.queues[stream as usize].calls.push_back(*call);
+        }
     }
 
     pub(super) fn expect_step(&self, step: Option<u64>) -> u64 {
@@ -164,7 +87,7 @@ impl VirtualDevice {
             }
             Work::CopyIn { .. } => Some(ready.max(self.link_free_ns[0])),
             Work::CopyOut { .. } => Some(ready.max(self.link_free_ns[1])),
-            Work::Launch(_) | Work::Record { .. } => Some(ready),
+            Work::Launch | Work::Record { .. } => Some(ready),
         }
     }
 
@@ -186,7 +109,8 @@ impl VirtualDevice {
                     None => self.reach(event, mark, now),
                 }
             }
-            Work::Launch(call) => {
+            Work::Launch => {
+                let call = self.queues[s].calls[0];
                 let writes = self.writes(&call);
                 let work = self.run(s, &call);
                 if self.fails_at == Some(self.totals.launches + 1) {
@@ -208,7 +132,11 @@ impl VirtualDevice {
     fn fail(&mut self) {
         let launch = self.totals.launches + 1;
         self.fault = Some(Fault(format!("virtual device: launch {launch} failed, as it was told to; run again")));
-        self.queues.iter_mut().for_each(|queue| (queue.begun, queue.ops) = (None, VecDeque::new()));
+        self.queues.iter_mut().for_each(|queue| {
+            queue.begun = None;
+            queue.ops.clear();
+            queue.calls.clear();
+        });
         self.astray.clear();
     }
 
@@ -247,7 +175,8 @@ impl VirtualDevice {
         let work = self.queues[s].ops.front().expect("it has begun").work;
         self.pop(s, now);
         match work {
-            Work::Launch(call) => {
+            Work::Launch => {
+                let call = self.queues[s].calls.pop_front().expect("it has begun");
                 if self.writes(&call) != begun.writes {
                     self.run(s, &call);
                 }
@@ -295,7 +224,7 @@ impl VirtualDevice {
                 // SAFETY: writable for `bytes` until the copy is done, by the promise of `copy_out`'s caller.
                 unsafe { to.add(part.start).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
             }
-            Work::Launch(_) | Work::Record { .. } | Work::Wait { .. } => unreachable!("no copies"),
+            Work::Launch | Work::Record { .. } | Work::Wait { .. } => unreachable!("no copies"),
         }
         self.totals.pretended_ns += start.elapsed().as_nanos() as u64;
     }

@@ -49,7 +49,7 @@ impl FfnBuffers {
     ) {
         let len = neurons.len();
         out.clear();
-        out.resize(config.ffn, NONE);
+        out.resize(config.widest_ffn(), NONE);
         (0..len).for_each(|i| out[neurons.store_index(i)] = 0);
         if len == 0 {
             return;

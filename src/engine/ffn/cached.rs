@@ -69,6 +69,7 @@ fn stand_in(layer: &Layer) -> Layer {
         attn_norm: NormWeights::NONE,
         qkv: layer.qkv.clone(),
         qkv_bias: Vec::new(),
+        latent: None,
         qk_norm: None,
         o: layer.o,
         o_bias: Vec::new(),
@@ -78,6 +79,7 @@ fn stand_in(layer: &Layer) -> Layer {
         post_norms: None,
         output_scale: 1.0,
         per_layer: None,
+        width: layer.width,
         ffn: layer.ffn.clone(),
         up_bias: layer.up_bias.clone(),
         down_bias: Vec::new(),
@@ -153,7 +155,7 @@ impl CachedFfn {
             Work::Selected(list) => self.listed(&mut tools, list, None, activation_threshold, buffers, hidden),
             Work::Gates(known) => {
                 let mut fired = std::mem::take(&mut buffers.fired);
-                fired.fired(tools.compute.config, known, n, activation_threshold);
+                fired.fired(tools.compute.config, known, (n, tools.layer.1.width), activation_threshold);
                 let counts = self.listed(&mut tools, &fired, Some(known), activation_threshold, buffers, hidden);
                 buffers.fired = fired;
                 counts
@@ -239,11 +241,11 @@ impl CachedFfn {
         let (size, partial) = unit_buffers(partial, config, layer, n, units);
         // Taken for all neurons, so that a longer list later allocates nothing.
         active.clear();
-        active.reserve(config.ffn);
+        active.reserve(layer.width);
         active.resize(neurons, 0);
         self.known.clear();
-        self.known.resize(config.ffn, false);
-        self.activations.resize(self.activations.len().max(config.ffn * n), 0.0);
+        self.known.resize(layer.width, false);
+        self.activations.resize(self.activations.len().max(layer.width * n), 0.0);
         let counts = SharedCounts::default();
         let results = Results {
             active: Parts::new(active),
@@ -285,11 +287,11 @@ impl CachedFfn {
     fn dense(&mut self, tools: &mut Tools<'_>, buffers: &mut FfnBuffers, hidden: &mut [f32]) -> Counts {
         let Tools { ref mut compute, layer: (l, layer), x } = *tools;
         let Compute { pool, kernels, config, .. } = compute.again();
-        let units = units_of(config.ffn, layer.block().bytes());
+        let units = units_of(layer.width, layer.block().bytes());
         buffers.active.clear();
         let (size, partial) = unit_buffers(&mut buffers.partial, config, layer, x.n, units);
         let outs = Parts::new(partial);
-        let end = |unit: usize| (unit + 1) * config.ffn / units;
+        let end = |unit: usize| (unit + 1) * layer.width / units;
         self.cache.begin_strips(l, units, end);
         while let Some((parts, strip)) = next_strip(&mut self.cache, &mut self.strips[l], layer) {
             let layer = &self.strips[l];
@@ -299,12 +301,12 @@ impl CachedFfn {
                 // SAFETY: each unit has its own part.
                 let out = unsafe { outs.part(unit * size..(unit + 1) * size) };
                 out.fill(0.0);
-                let range = unit * config.ffn / units..end(unit);
+                let range = unit * layer.width / units..end(unit);
                 run_blocks(kernels, config, layer, x, range, &mut out[..x.n * config.hidden]);
             });
         }
         add_units(pool, partial, size, config, layer, hidden);
-        rows_of(config, config.ffn)
+        rows_of(config, layer.width)
     }
 
     /// All neurons, for a prompt's chunk. A strip is as many neurons as a sum over them takes at a time: the sums are the mapped store's.
@@ -313,7 +315,7 @@ impl CachedFfn {
         // A strip takes the form that all neurons together would.
         let down_type = tools.layer.1.block().down().quant;
         let Compute { kernels, config, .. } = tools.compute;
-        let kernels = match kernels.form_across(down_type, config.ffn) {
+        let kernels = match kernels.form_across(down_type, tools.layer.1.width) {
             ManyForm::Floats => kernels.with(Prefill::Exact),
             _ => *kernels,
         };
@@ -325,14 +327,14 @@ impl CachedFfn {
             down(compute, &self.strips[l], neurons, acts, n, columns, hidden);
         }
         add_down_bias(tools.layer.1, hidden);
-        rows_of(config, config.ffn)
+        rows_of(config, tools.layer.1.width)
     }
 
     /// As [`super::activations`].
     pub(in crate::engine) fn activations(&mut self, mut tools: Tools<'_>, gates: &mut [f32], activations: &mut [f32]) {
         self.begin_products(&tools);
         while let Some(strip) = self.next_products(&mut tools) {
-            let (ffn, len) = (tools.compute.config.ffn, strip.len());
+            let (ffn, len) = (tools.layer.1.width, strip.len());
             for (from, to) in [(&self.strip_gates, &mut *gates), (&self.strip_activations, &mut *activations)] {
                 for (from, to) in from.chunks_exact(len).zip(to.chunks_exact_mut(ffn)).take(tools.x.n) {
                     to[strip.clone()].copy_from_slice(from);
@@ -353,7 +355,7 @@ impl CachedFfn {
 
     /// Begins to stream a layer for [`CachedFfn::next_products`].
     fn begin_products(&mut self, tools: &Tools<'_>) {
-        let (ffn, l) = (tools.compute.config.ffn, tools.layer.0);
+        let (l, ffn) = (tools.layer.0, tools.layer.1.width);
         self.cache.begin_strips(l, ffn.div_ceil(STRIP), |part| ffn.min((part + 1) * STRIP));
     }
 
@@ -483,7 +485,7 @@ impl Arrived<'_> {
         let (mut gate, mut up) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
         let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
         match known {
-            Some(known) => (0..n).for_each(|b| gate[b] = known[b * config.ffn + neuron]),
+            Some(known) => (0..n).for_each(|b| gate[b] = known[b * layer.width + neuron]),
             None => {
                 self.sparse.dot(layout.gate_or_up(), block, self.ahead(i, end, layout.gate_or_up()), &mut gate);
                 *if plain { &mut counts.ups } else { &mut counts.gates } += 1;

@@ -62,6 +62,11 @@ impl<'a> Chosen<'a> {
         self.weights.by_neuron()
     }
 
+    /// Neurons of an expert.
+    pub(super) fn width(&self) -> usize {
+        self.weights.width()
+    }
+
     pub(super) fn expert(&self, group: &Group) -> &'a FfnMatrices {
         &self.weights.experts[group.expert]
     }

@@ -98,8 +98,8 @@ pub fn experts(
     }
     inputs.resize_with(inputs.len().max(groups.len()), Columns::default);
     columns.resize_with(columns.len().max(groups.len()), Columns::default);
-    products.resize(chosen.tokens.len() * 2 * config.ffn, 0.0);
-    activations.resize(chosen.tokens.len() * config.ffn, 0.0);
+    products.resize(chosen.tokens.len() * 2 * chosen.width(), 0.0);
+    activations.resize(chosen.tokens.len() * chosen.width(), 0.0);
     // One token's experts read the same.
     let distinct = if x.len() == config.hidden { 1 } else { groups.len() };
     let is_chunk = x.len() > MAX_COLUMNS * config.hidden;
@@ -113,9 +113,9 @@ pub fn experts(
         let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
         let bytes = known.add(compute, &input, firing, hidden);
         if buffers.shows {
-            mark(&mut buffers.computed, chosen, scorer, &buffers.products, config.ffn);
+            mark(&mut buffers.computed, chosen, scorer, &buffers.products, chosen.width());
         }
-        return ExpertsRead { bytes, neurons, of: all_pairs(groups, config.ffn) };
+        return ExpertsRead { bytes, neurons, of: all_pairs(groups, chosen.width()) };
     }
     let all = |number: usize, part: usize| part == 0 || !lists(&groups[number]);
     gate_and_up(compute.again(), chosen, input, tasks, products, all);
@@ -134,7 +134,7 @@ pub fn experts(
             take(compute.again(), chosen, x, &mut inputs[..distinct], rows_alone);
         }
         let input = |group: usize| &inputs[group.min(distinct - 1)];
-        let neurons = if is_chunk { 0 } else { firing.pairs(groups.len(), config.ffn) };
+        let neurons = if is_chunk { 0 } else { firing.pairs(groups.len(), chosen.width()) };
         let mut known = Firing { kernels, config, chosen, is_chunk, products, activations };
         let bytes = known.add(compute, &input, firing, hidden);
         if is_chunk {
@@ -143,7 +143,7 @@ pub fn experts(
         if buffers.shows {
             mark_fired(&mut buffers.computed, config, chosen, &buffers.products);
         }
-        return ExpertsRead { bytes, neurons, of: all_pairs(groups, config.ffn) };
+        return ExpertsRead { bytes, neurons, of: all_pairs(groups, chosen.width()) };
     }
     activate(compute.again(), chosen, products, activations, columns);
     down(compute, chosen, columns, hidden);
@@ -166,12 +166,12 @@ pub fn experts_wanted(
     let (config, groups) = (compute.config, chosen.groups.len());
     let ExpertBuffers { inputs, products, activations, firing, .. } = buffers;
     inputs.resize_with(inputs.len().max(groups), Columns::default);
-    products.resize(chosen.tokens.len() * 2 * config.ffn, 0.0);
-    activations.resize(chosen.tokens.len() * config.ffn, 0.0);
+    products.resize(chosen.tokens.len() * 2 * chosen.width(), 0.0);
+    activations.resize(chosen.tokens.len() * chosen.width(), 0.0);
     take(compute.again(), chosen, x, &mut inputs[..groups], |_| Some(true));
     let wanted = firing.list_wanted(compute, chosen, on_device, products);
     match &chosen.scorer {
-        Some(scorer) if buffers.shows => mark(&mut buffers.computed, chosen, scorer, &buffers.products, config.ffn),
+        Some(scorer) if buffers.shows => mark(&mut buffers.computed, chosen, scorer, &buffers.products, chosen.width()),
         None if buffers.shows => mark_fired(&mut buffers.computed, config, chosen, &buffers.true_products),
         _ => {}
     }
@@ -209,9 +209,15 @@ impl ExpertBuffers {
         self.firing.listed()
     }
 
-    /// After [`experts`] of a prompt's chunk: for how many of its tokens each neuron of the layer adds something; `out` becomes `[neurons]`.
-    pub fn counts(&self, pool: &mut ThreadPool, config: &ModelConfig, groups: &[Group], out: &mut Vec<u32>) {
-        let ffn = config.ffn;
+    /// After [`experts`] of a prompt's chunk: for how many of its tokens each neuron of the layer, whose experts
+    /// have `ffn` each, adds something; `out` becomes `[neurons]`.
+    pub fn counts(
+        &self,
+        (pool, config): (&mut ThreadPool, &ModelConfig),
+        ffn: usize,
+        groups: &[Group],
+        out: &mut Vec<u32>,
+    ) {
         out.clear();
         out.resize(config.neurons(), 0);
         let out = Parts::new(out);
@@ -241,7 +247,7 @@ impl ExpertBuffers {
 
 /// Computes what all neurons of the chosen experts do, for an observer; all of them count as computed.
 fn show(mut compute: Compute<'_>, chosen: &Chosen<'_>, x: &[f32], buffers: &mut ExpertBuffers) {
-    let (ffn, pairs) = (compute.config.ffn, chosen.tokens.len());
+    let (ffn, pairs) = (chosen.width(), chosen.tokens.len());
     let ExpertBuffers { inputs, tasks, true_products, computed, .. } = buffers;
     inputs.resize_with(inputs.len().max(chosen.groups.len()), Columns::default);
     true_products.resize(pairs * 2 * ffn, 0.0);
@@ -259,7 +265,7 @@ fn all_pairs(groups: &[Group], ffn: usize) -> u64 {
 
 /// Notes which neurons of the chosen experts were computed where their gates choose.
 fn mark_fired(computed: &mut [bool], config: &ModelConfig, chosen: &Chosen<'_>, products: &[f32]) {
-    let ffn = config.ffn;
+    let ffn = chosen.width();
     for token in chosen.groups.iter().flat_map(tokens_of) {
         let gates = &products[2 * token * ffn..(2 * token + 1) * ffn];
         let computed = &mut computed[token * ffn..(token + 1) * ffn];
@@ -318,14 +324,14 @@ fn take(
 
 /// Products of each group's tokens with those parts of its expert (0: gate, 1: up) that are `wanted`, `[tokens of all groups, 2 ffn]`.
 fn gate_and_up<'a>(
-    Compute { pool, kernels, config, .. }: Compute<'_>,
+    Compute { pool, kernels, .. }: Compute<'_>,
     chosen: &Chosen<'_>,
     input: impl Fn(usize) -> &'a Columns + Sync,
     tasks: &mut Vec<Task>,
     products: &mut [f32],
     wanted: impl Fn(usize, usize) -> bool,
 ) {
-    let ffn = config.ffn;
+    let ffn = chosen.width();
     let matrices = |group: &Group| chosen.expert(group).input.parts();
     tasks.clear();
     for (group, of) in chosen.groups.iter().enumerate() {
@@ -364,7 +370,7 @@ fn activate(
     activations: &mut [f32],
     columns: &mut [Columns],
 ) {
-    let ffn = config.ffn;
+    let ffn = chosen.width();
     let (products, activations, columns) = (Parts::new(products), Parts::new(activations), Parts::new(columns));
     pool.run(chosen.groups.len(), |_, number| {
         let group = &chosen.groups[number];

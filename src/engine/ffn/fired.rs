@@ -10,18 +10,18 @@ const TOGETHER: usize = 64;
 
 impl Selection {
     /// Becomes the neurons that fire for some column: |act(gate)| above `activation_threshold`; `gates` is `[n, ffn]`.
-    pub fn fired(&mut self, config: &ModelConfig, gates: &[f32], n: usize, activation_threshold: f32) {
-        assert_eq!(gates.len(), n * config.ffn);
+    pub fn fired(&mut self, config: &ModelConfig, gates: &[f32], (n, ffn): (usize, usize), activation_threshold: f32) {
+        assert_eq!(gates.len(), n * ffn);
         self.neurons.clear();
         self.masks.clear();
-        self.neurons.resize(config.ffn, StoreId(0));
-        self.masks.resize(config.ffn, 0);
+        self.neurons.resize(ffn, StoreId(0));
+        self.masks.resize(ffn, 0);
         let (mut len, mut values) = (0, [0f32; TOGETHER]);
-        for first in (0..config.ffn).step_by(TOGETHER) {
-            let count = TOGETHER.min(config.ffn - first);
+        for first in (0..ffn).step_by(TOGETHER) {
+            let count = TOGETHER.min(ffn - first);
             let mut masks = [0u32; TOGETHER];
             for b in 0..n {
-                let gates = &gates[b * config.ffn + first..][..count];
+                let gates = &gates[b * ffn + first..][..count];
                 apply(config.activation, gates, &mut values[..count]);
                 for (mask, value) in masks.iter_mut().zip(&values[..count]) {
                     *mask |= u32::from(value.abs() > activation_threshold) << b;

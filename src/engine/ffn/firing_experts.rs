@@ -83,7 +83,7 @@ impl FiringBuffers {
         products: &[f32],
         is_chunk: bool,
     ) {
-        let (ffn, groups) = (config.ffn, chosen.groups);
+        let (ffn, groups) = (chosen.width(), chosen.groups);
         self.clear(groups.len(), ffn);
         let FiringBuffers { neurons, masks, counts, gates, scaled, .. } = self;
         gates.fill(ffn);
@@ -121,7 +121,7 @@ impl FiringBuffers {
         input: &(dyn Fn(usize) -> &'i Columns + Sync),
         products: &mut [f32],
     ) -> u64 {
-        self.clear(chosen.groups.len(), compute.config.ffn);
+        self.clear(chosen.groups.len(), chosen.width());
         let (scores, lists) = self.lists(&compute, chosen, products);
         scores.list(compute, chosen, input, lists)
     }
@@ -134,7 +134,7 @@ impl FiringBuffers {
         on_device: OnDevice<'_>,
         products: &mut [f32],
     ) -> u64 {
-        self.clear(chosen.groups.len(), compute.config.ffn);
+        self.clear(chosen.groups.len(), chosen.width());
         let (scores, lists) = self.lists(&compute, chosen, products);
         scores.list_wanted(compute, chosen, on_device, lists)
     }
@@ -276,7 +276,7 @@ impl Firing<'_, '_> {
             let pieces_of = |neurons| units_of(neurons, bytes).min(most_units);
             let size = (group.tokens * self.config.hidden).next_multiple_of(LINE);
             // Taken for all neurons, so that longer lists later allocate nothing.
-            most += size * pieces_of(self.config.ffn);
+            most += size * pieces_of(self.chosen.width());
             let pieces = if count == 0 { 0 } else { pieces_of(count) };
             for piece in 0..pieces {
                 let (first, end) = (piece * count / pieces, (piece + 1) * count / pieces);
@@ -296,7 +296,7 @@ impl Firing<'_, '_> {
         buffers: &mut FiringBuffers,
     ) {
         let FiringBuffers { neurons, masks, units, outputs, .. } = buffers;
-        let (units, outputs, masks, ffn) = (&*units, Parts::new(outputs), Parts::new(masks), self.config.ffn);
+        let (units, outputs, masks, ffn) = (&*units, Parts::new(outputs), Parts::new(masks), self.chosen.width());
         pool.run(units.len(), |_, number| {
             let unit = units[number];
             let group = &self.chosen.groups[unit.group];
@@ -317,7 +317,8 @@ impl Firing<'_, '_> {
     fn walk(&self, group: &Group, neurons: &[u32], masks: &mut [u32], x: &Columns, out: &mut [f32]) {
         let (n, c, expert) = (group.tokens, self.config, self.chosen.expert(group));
         let (ups, down) = (expert.input.parts().get(1), &expert.down);
-        let known = &self.products[group.first * 2 * c.ffn..];
+        let ffn = self.chosen.width();
+        let known = &self.products[group.first * 2 * ffn..];
         let tokens = self.chosen.tokens_of(group);
         let mut downs = Downs::new(self.kernels, part_of(down), c.hidden, n);
         let (mut products, mut a) = ([0f32; MAX_COLUMNS], [0f32; MAX_COLUMNS]);
@@ -329,7 +330,7 @@ impl Firing<'_, '_> {
                 // SAFETY: the row is inside the matrix; the kernel is for this machine; a group that is not dense has few tokens.
                 unsafe { self.kernels.dot(ups.quant)(rows, 1, x, products.as_mut_ptr(), 1) };
             }
-            let gates = known[neuron..].iter().step_by(2 * c.ffn);
+            let gates = known[neuron..].iter().step_by(2 * ffn);
             let (fires_for, mut adds) = (*mask, 0);
             for (b, (gate, Routed { weight, .. })) in gates.zip(tokens).enumerate() {
                 let fires = fires_for >> b & 1 == 1;
@@ -348,7 +349,7 @@ impl Firing<'_, '_> {
     /// hidden += a group's expert, all of whose neurons are computed.
     fn add_dense(&mut self, compute: Compute<'_>, number: usize, buffers: &mut FiringBuffers, hidden: &mut [f32]) {
         let (group, c) = (&self.chosen.groups[number], self.config);
-        let (expert, tokens, ffn) = (self.chosen.expert(group), tokens_of(group), c.ffn);
+        let (expert, tokens, ffn) = (self.chosen.expert(group), tokens_of(group), self.chosen.width());
         let activations = &mut self.activations[tokens.start * ffn..tokens.end * ffn];
         let products = &self.products[tokens.start * 2 * ffn..tokens.end * 2 * ffn];
         let out = Parts::new(activations);

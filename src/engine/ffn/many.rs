@@ -24,7 +24,7 @@ pub fn activations(compute: Compute<'_>, layer: &Layer, x: &Columns, gates: &mut
     if let FfnWeights::Matrices(weights) = &layer.ffn {
         return whole::activations(compute, layer, weights, x, gates, activations);
     }
-    let neurons = Neurons::All(compute.config.ffn);
+    let neurons = Neurons::All(layer.width);
     products(compute, layer, x, neurons, gates, activations);
 }
 
@@ -115,10 +115,10 @@ pub fn active(
     hidden: &mut [f32],
 ) -> Counts {
     let config = compute.config;
-    let (n, fires) = (activations.len() / config.ffn, AtomicU64::new(0));
+    let (n, fires) = (activations.len() / layer.width, AtomicU64::new(0));
     let out = Parts::new(activations);
     compute.pool.run(n, |_, b| {
-        let range = b * config.ffn..(b + 1) * config.ffn;
+        let range = b * layer.width..(b + 1) * layer.width;
         // SAFETY: each task has its own column.
         let column = unsafe { out.part(range.clone()) };
         for (a, &gate) in column.iter_mut().zip(&gates[range]) {
@@ -128,8 +128,8 @@ pub fn active(
     });
     let FfnBuffers { columns, inputs, .. } = buffers;
     columns.scale = inputs.take(Input::Down, activations);
-    down(compute, layer, Neurons::All(config.ffn), activations, n, columns, hidden);
-    Counts { gates: 0, active: fires.into_inner(), ..rows_of(config, config.ffn) }
+    down(compute, layer, Neurons::All(layer.width), activations, n, columns, hidden);
+    Counts { gates: 0, active: fires.into_inner(), ..rows_of(config, layer.width) }
 }
 
 /// hidden += down of `activations` (`[n, neurons]`) and its bias. The sum runs over neurons, whose rows become f32 for it, or other codes; `columns` is

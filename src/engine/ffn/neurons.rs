@@ -40,7 +40,7 @@ pub fn ffn(
     let FfnBuffers { partial, gates, activations: acts, fired, active, columns, inputs, .. } = buffers;
     let list = match work {
         Work::All | Work::Some(_) if x.n > MAX_COLUMNS => {
-            let neurons = if let Work::Some(list) = work { Neurons::Some(list) } else { Neurons::All(config.ffn) };
+            let neurons = if let Work::Some(list) = work { Neurons::Some(list) } else { Neurons::All(layer.width) };
             gates.resize(x.n * neurons.len(), 0.0);
             acts.resize(x.n * neurons.len(), 0.0);
             products(compute.again(), layer, x, neurons, gates, acts);
@@ -52,14 +52,14 @@ pub fn ffn(
         Work::Some(_) => unreachable!("only for more than {MAX_COLUMNS} columns"),
         Work::Selected(selection) => Some((selection, None)),
         Work::Gates(known) => {
-            fired.fired(config, known, x.n, activation_threshold);
+            fired.fired(config, known, (x.n, layer.width), activation_threshold);
             Some((&*fired, Some(known)))
         }
     };
     assert!(x.n <= MAX_COLUMNS);
     let Compute { pool, kernels, .. } = compute;
     let sparse = list.map(|(list, known)| Sparse { kernels, config, layer, x, list, known, activation_threshold });
-    let neurons = list.map_or(config.ffn, |(list, _)| list.neurons.len());
+    let neurons = list.map_or(layer.width, |(list, _)| list.neurons.len());
 
     let units = units_of(neurons, layer.block().bytes());
     let (size, partial) = unit_buffers(partial, config, layer, x.n, units);
@@ -67,7 +67,7 @@ pub fn ffn(
     let counts = SharedCounts::default();
     active.clear();
     // Taken for all neurons, so that a longer list later allocates nothing.
-    active.reserve(config.ffn);
+    active.reserve(layer.width);
     active.resize(list.map_or(0, |_| neurons), 0);
     let active = Parts::new(active);
     pool.run(units, |_, unit| {
@@ -85,7 +85,7 @@ pub fn ffn(
         }
     });
     add_units(pool, partial, size, config, layer, hidden);
-    if sparse.is_none() { rows_of(config, config.ffn) } else { counts.sum() }
+    if sparse.is_none() { rows_of(config, layer.width) } else { counts.sum() }
 }
 
 /// A list of neurons and what is needed to compute them.
@@ -125,7 +125,7 @@ impl Sparse<'_> {
             let ahead = |part: BlockPart| if apart { next } else { part.quant.ahead(part.bytes) };
             let bias = layer.up_bias.get(neuron).copied().unwrap_or(0.0);
             match self.known {
-                Some(known) => (0..n).for_each(|b| gate[b] = known[b * config.ffn + neuron]),
+                Some(known) => (0..n).for_each(|b| gate[b] = known[b * layer.width + neuron]),
                 None => {
                     self.dot(gate_or_up, block, ahead(gate_or_up), &mut gate);
                     *if plain { &mut counts.ups } else { &mut counts.gates } += 1;

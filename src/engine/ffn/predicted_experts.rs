@@ -67,13 +67,13 @@ impl ScoreBuffers {
         input: &(dyn Fn(usize) -> &'i Columns + Sync),
         mut lists: Lists<'_>,
     ) -> u64 {
-        let (distinct, pieces) = (self.take(chosen), config.ffn.div_ceil(PIECE));
+        let (distinct, pieces) = (self.take(chosen), chosen.width().div_ceil(PIECE));
         let (columns, of) = self.pieces(kernels, config, chosen, &mut lists);
         pool.run(pieces * chosen.groups.len(), |_, task| {
             of.may_fire(task, columns, distinct);
             of.fire(task, input);
         });
-        self.join(config, lists)
+        self.join(chosen.width(), lists)
     }
 
     /// Lists the neurons that may fire, all of them without a network, but for those that a device has. Returns how many pairs of neuron and
@@ -85,7 +85,7 @@ impl ScoreBuffers {
         on_device: OnDevice<'_>,
         mut lists: Lists<'_>,
     ) -> u64 {
-        let (distinct, pieces) = (self.take(chosen), config.ffn.div_ceil(PIECE));
+        let (distinct, pieces) = (self.take(chosen), chosen.width().div_ceil(PIECE));
         let (columns, of) = self.pieces(kernels, config, chosen, &mut lists);
         let (table, device) = (on_device.table, Parts::new(on_device.masks));
         pool.run(pieces * chosen.groups.len(), |_, task| {
@@ -104,10 +104,10 @@ impl ScoreBuffers {
         input: &(dyn Fn(usize) -> &'i Columns + Sync),
         mut lists: Lists<'_>,
     ) {
-        let pieces = config.ffn.div_ceil(PIECE);
+        let pieces = chosen.width().div_ceil(PIECE);
         let (_, of) = self.parts(kernels, config, chosen, &mut lists);
         pool.run(pieces * chosen.groups.len(), |_, task| of.fire(task, input));
-        self.join(config, lists);
+        self.join(chosen.width(), lists);
     }
 
     /// How many neurons [`ScoreBuffers::list_wanted`] has listed.
@@ -144,7 +144,7 @@ impl ScoreBuffers {
         chosen: &'a Chosen<'a>,
         lists: &mut Lists<'_>,
     ) -> (&'a [Columns], Pieces<'a>) {
-        let pieces = config.ffn.div_ceil(PIECE);
+        let pieces = chosen.width().div_ceil(PIECE);
         self.found.clear();
         self.found.reserve(pieces * chosen.tokens.len());
         self.found.resize(pieces * chosen.groups.len(), Found::default());
@@ -165,6 +165,7 @@ impl ScoreBuffers {
             kernels,
             config,
             chosen,
+            ffn: chosen.width(),
             neurons: Parts::new(neurons),
             masks: Parts::new(masks),
             found: Parts::new(found),
@@ -174,8 +175,8 @@ impl ScoreBuffers {
     }
 
     /// Puts the lists of each group's pieces together. Returns for how many pairs of neuron and token a gate was computed.
-    fn join(&mut self, config: &ModelConfig, lists: Lists<'_>) -> u64 {
-        let (ffn, each) = (config.ffn, config.ffn.div_ceil(PIECE));
+    fn join(&mut self, ffn: usize, lists: Lists<'_>) -> u64 {
+        let each = ffn.div_ceil(PIECE);
         let Lists { neurons, masks, counts, gates, .. } = lists;
         let mut pairs = 0;
         for (number, found) in self.found.chunks_exact(each).enumerate() {
@@ -215,6 +216,8 @@ struct Pieces<'a> {
     kernels: &'a Kernels,
     config: &'a ModelConfig,
     chosen: &'a Chosen<'a>,
+    /// Neurons of an expert.
+    ffn: usize,
     neurons: Parts<u32>,
     masks: Parts<u32>,
     found: Parts<Found>,
@@ -227,7 +230,7 @@ type Piece<'a> = (&'a mut [u32], &'a mut [u32], &'a mut Found);
 impl<'a> Pieces<'a> {
     /// The group of a task, and which of its expert's neurons are the task's.
     fn of(&self, task: usize) -> (usize, &'a Group, Range<usize>) {
-        let (ffn, each) = (self.config.ffn, self.config.ffn.div_ceil(PIECE));
+        let (ffn, each) = (self.ffn, self.ffn.div_ceil(PIECE));
         let (number, first) = (task / each, task % each * PIECE);
         (number, &self.chosen.groups[number], first..ffn.min(first + PIECE))
     }
@@ -235,7 +238,7 @@ impl<'a> Pieces<'a> {
     /// Where the task's neurons stand among those of all groups.
     fn place(&self, task: usize) -> Range<usize> {
         let (number, _, range) = self.of(task);
-        number * self.config.ffn + range.start..number * self.config.ffn + range.end
+        number * self.ffn + range.start..number * self.ffn + range.end
     }
 
     /// # Safety
@@ -252,7 +255,7 @@ impl<'a> Pieces<'a> {
     /// Only one thread has these neurons of the group.
     #[allow(clippy::mut_from_ref)]
     unsafe fn row(&self, group: &Group, range: &Range<usize>, token: usize, of: usize) -> &mut [f32] {
-        let start = (group.first + token) * 2 * self.config.ffn + of * self.config.ffn;
+        let start = (2 * (group.first + token) + of) * self.ffn;
         // SAFETY: the caller's promise.
         unsafe { self.products.part(start + range.start..start + range.end) }
     }
@@ -268,7 +271,7 @@ impl<'a> Pieces<'a> {
             *found = Found { fired: 0, listed: range.len(), pairs: (group.tokens * range.len()) as u64 };
             return;
         };
-        let ffn = self.config.ffn;
+        let ffn = self.ffn;
         // SAFETY: as above; the ups of these neurons are not in use yet.
         let row = |token: usize| unsafe { self.row(group, &range, token, 1) };
         if let Some(outer) = scorer.network.outer() {
@@ -301,7 +304,7 @@ impl<'a> Pieces<'a> {
         let (_, group, range) = self.of(task);
         // SAFETY: each task has its own.
         let (neurons, masks, found) = unsafe { self.piece(task) };
-        let first = group.expert * self.config.ffn + range.start;
+        let first = group.expert * self.ffn + range.start;
         device.fill(0);
         let mut kept = 0;
         for i in 0..found.listed {

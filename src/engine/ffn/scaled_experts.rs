@@ -67,7 +67,7 @@ impl ScaledBuffers {
         for (number, (group, count)) in chosen.groups.iter().zip(counts).enumerate() {
             let down = &chosen.expert(group).down;
             let Some(kernel) = kernels.scaled_across(down.quant, down.cols) else { continue };
-            let is_whole = group.tokens > MAX_COLUMNS || *count as f64 > MAX_SHARE * config.ffn as f64;
+            let is_whole = group.tokens > MAX_COLUMNS || *count as f64 > MAX_SHARE * chosen.width() as f64;
             if !is_whole || group.tokens > MAX_TOKENS {
                 continue;
             }
@@ -75,7 +75,7 @@ impl ScaledBuffers {
             for first in tokens_of(group).step_by(SCALED_LANES) {
                 let tokens = SCALED_LANES.min(tokens_of(group).end - first);
                 let piece = Piece { group: number, first, tokens, kernel, input, output };
-                input += config.ffn.next_multiple_of(SCALED_ROWS) * piece.lanes();
+                input += chosen.width().next_multiple_of(SCALED_ROWS) * piece.lanes();
                 output += tokens * config.hidden;
                 self.pieces.push(piece);
             }
@@ -102,7 +102,7 @@ impl ScaledBuffers {
         chosen: &Chosen<'_>,
         products: &[f32],
     ) {
-        let (ffn, hidden) = (config.ffn, config.hidden);
+        let (ffn, hidden) = (chosen.width(), config.hidden);
         let count = ffn.next_multiple_of(SCALED_ROWS);
         let ScaledBuffers { pieces, inputs, outputs } = self;
         let (pieces, packs) = (&*pieces, hidden / PACK);

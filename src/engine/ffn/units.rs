@@ -20,7 +20,7 @@ pub(super) fn unit_buffers<'a>(
 ) -> (usize, &'a mut [f32]) {
     let size = (n * config.hidden).next_multiple_of(LINE);
     // Sized for all neurons, so that a longer list later allocates nothing.
-    partial.resize(units_of(config.ffn, layer.block().bytes()) * size);
+    partial.resize(units_of(layer.width, layer.block().bytes()) * size);
     (size, &mut partial[..units * size])
 }
 

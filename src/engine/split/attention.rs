@@ -117,7 +117,7 @@ impl Split {
         let Pass { model, pool, kernels, buffers, caches, .. } = pass;
         let (c, layer, number) = (&model.config, &model.layers[l], self.parts.number);
         let (q_dim, qkv_dim) = (c.mixer(l).cols(), c.mixer(l).rows());
-        let Buffers { positions, cos_sin, attend, linear_room, .. } = &mut **buffers;
+        let Buffers { positions, cos_sin, attend, linear_room, latent_room, .. } = &mut **buffers;
         for part in 0..=number {
             self.set_part(part);
             if self.parts.put[part] > l {
@@ -146,7 +146,7 @@ impl Split {
             caches,
             positions,
             qkv,
-            Room { attend, linear: linear_room },
+            Room { attend, linear: linear_room, latent: latent_room },
             attended,
         );
         let (bytes, operations) = mixer::work(c.mixer(l), positions);

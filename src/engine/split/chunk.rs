@@ -33,7 +33,7 @@ impl Split {
         self.parts.costs = Some(costs);
         let c = &model.config;
         let block = model.layers.iter().map(|layer| layer.block().bytes()).max().expect("a model has layers");
-        let half = (bytes as usize / 2 / block).min(c.ffn).min(SLOTS_AT_ONCE) / 4 * 4;
+        let half = (bytes as usize / 2 / block).min(c.widest_ffn()).min(SLOTS_AT_ONCE) / 4 * 4;
         if half == 0 {
             return Ok(());
         }
@@ -52,7 +52,7 @@ impl Split {
         let activation_threshold = pass.sparsity.activation_threshold(l);
         if self.parts.divided[l % 2].layer != Some(l) {
             self.commit(pass, l);
-            self.divide_chunk(l, pass.n(), c.ffn);
+            self.divide_chunk(l, pass.n(), c.width(l));
         }
         self.norm_ffn_input(c, l);
         if self.needs_cpu(l, layer) {
@@ -86,7 +86,7 @@ impl Split {
         for part in parts.filter(|_| told) {
             self.set_part(part);
             let [first, count] =
-                [self.rows.first, self.rows.n].map(|tokens| DenseFfn::parts(layer.block(), tokens) * c.ffn);
+                [self.rows.first, self.rows.n].map(|tokens| DenseFfn::parts(layer.block(), tokens) * c.widest_ffn());
             let at = self.host.counts_at(l) + first;
             let to = self.host.counts[at..at + count].as_mut_ptr().cast();
             // SAFETY: as above.
@@ -112,7 +112,7 @@ impl Split {
         self.device.record(Stream::Compute, self.parts.marks().done[l % 2]);
         let divided = &self.parts.divided[l % 2];
         let (missing, on_cpu) = (divided.missing.len(), divided.on_cpu);
-        let [resident, streamed, on_cpu] = [c.ffn - missing, missing - on_cpu, on_cpu].map(|m| (m * n) as u64);
+        let [resident, streamed, on_cpu] = [c.width(l) - missing, missing - on_cpu, on_cpu].map(|m| (m * n) as u64);
         self.chunks.resident += resident;
         self.chunks.streamed += streamed;
         self.chunks.on_cpu += on_cpu;
@@ -166,7 +166,7 @@ impl Split {
     /// Copies a layer's `runs` to the device, one half of the scratch memory after the other, and has each half computed for these parts while
     /// the next is filled.
     fn streamed(&mut self, c: &ModelConfig, l: usize, layer: &Layer, activation_threshold: f32, parts: Range<usize>) {
-        let (block, names) = (layer.block().bytes(), &mut self.host.names[l * c.ffn..][..c.ffn]);
+        let (block, names) = (layer.block().bytes(), &mut self.host.names[l * c.widest_ffn()..][..c.width(l)]);
         let divided = &mut self.parts.divided[l % 2];
         let count = divided.carried;
         if !std::mem::replace(&mut divided.named, true) {
@@ -221,7 +221,7 @@ impl Split {
     /// The call for the current part.
     fn dense_call(&self, c: &ModelConfig, l: usize, layer: &Layer, activation_threshold: f32, at: Blocks) -> DenseFfn {
         let (rows, layout) = (self.rows, *layer.block());
-        let counts = DenseFfn::parts(&layout, rows.first) * c.ffn * 4;
+        let counts = DenseFfn::parts(&layout, rows.first) * c.widest_ffn() * 4;
         let Blocks { slots, blocks, bucket } = at;
         // Without a slot the layer has no bias there; the blocks that are copied for it need one.
         DenseFfn {
@@ -230,7 +230,7 @@ impl Split {
             activation: c.activation,
             activation_threshold,
             hidden: c.hidden,
-            ffn: c.ffn,
+            ffn: c.widest_ffn(),
             slots,
             n: rows.n,
             blocks: blocks.into(),
@@ -246,7 +246,7 @@ impl Split {
 
     /// The largest call for the FFN of a chunk's layer; `None` of whole experts, which go by few columns at a time.
     pub(super) fn chunk_call(&self, c: &ModelConfig, l: usize, layer: &Layer) -> Option<Call> {
-        let (at, slots, n) = (&self.cache.layers[l], c.ffn.min(SLOTS_AT_ONCE), self.chunk);
+        let (at, slots, n) = (&self.cache.layers[l], c.width(l).min(SLOTS_AT_ONCE), self.chunk);
         Some(Call::DenseFfn(match &layer.ffn {
             FfnWeights::Experts(weights) if weights.by_neuron() => {
                 let rows = SlotBlocks::three(&at.blocks);

@@ -198,7 +198,7 @@ impl Split {
         let streaming = &self.expert_streaming;
         let (Some(Scratch { half, blocks, .. }), copied) = (&streaming.scratch, streaming.copied) else { return };
         let (half, blocks, arrived, done) = (*half, *blocks, streaming.arrived, streaming.done);
-        let words = ExpertFfn::chosen_words(n, c.form.experts.map_or(0, |experts| experts.used));
+        let words = ExpertFfn::chosen_words(n, c.experts(l).map_or(0, |experts| experts.used));
         for turn in turns {
             let (streaming, device) = (&self.expert_streaming, &mut self.device);
             let experts = &streaming.missing[turn * half..copied.min((turn + 1) * half)];

@@ -88,9 +88,9 @@ impl Split {
         self.send_chosen(c, l, n);
         self.launch_shared(pass, l, weights);
         self.launch_experts(c, l, n, weights);
-        pass.probe.show_experts(pass.buffers, l, experts);
+        pass.probe.show_experts(c, pass.buffers, l, experts);
         let pairs = self.experts.on_host.tokens.len() as u64;
-        pass.buffers.predicted.selections.resize_with(c.layers, Selection::default);
+        pass.buffers.predicted.selections.resize_with(c.layers().len(), Selection::default);
         pass.buffers.routes.select(&mut pass.buffers.predicted.selections[l]);
         self.cache.counters.computed[Tier::Host] += pairs;
         self.cache.layers[l].computed[Tier::Host] += pairs;
@@ -242,7 +242,7 @@ impl Split {
             hidden: c.hidden,
             ffn: first.down.cols,
             slots,
-            used: c.form.experts.map_or(0, |experts| experts.used),
+            used: c.experts(l).map_or(0, |experts| experts.used),
             n,
             blocks: expert_parts(at),
             biases: self.weights.layers[l].expert_biases,
@@ -286,7 +286,7 @@ impl Split {
             };
             // Of a few tokens reading an expert takes longer than computing it.
             let tokens = if n > MAX_COLUMNS { routes.tokens.len() } else { 0 };
-            let operations = (2 * c.ffn_kind.rows() * c.hidden * c.ffn * tokens) as u64;
+            let operations = (2 * c.ffn_kind.rows() * c.hidden * c.width(l) * tokens) as u64;
             let bytes = read.bytes + of_shared.map_or(0, |_| weights.shared_bytes());
             ([bytes, operations], bytes)
         })

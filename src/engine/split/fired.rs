@@ -72,11 +72,15 @@ pub(super) fn device_fired(
         let bits = &words[fired_range(words.len(), cache, l, n)];
         let words = SparseFfn::fired_words(slots.len());
         for (chunk, slots) in slots.chunks(32).enumerate() {
-            let any = (0..n).fold(0, |any, b| any | bits[b * words + chunk]);
-            for (k, &neuron) in slots.iter().enumerate().filter(|(k, neuron)| any >> k & 1 == 1 && **neuron != NONE) {
-                let mask = (0..n).fold(0, |mask, b| mask | (bits[b * words + chunk] >> k & 1) << b);
-                fired.neurons.neurons.push(StoreId(neuron));
-                fired.neurons.masks.push(mask);
+            let mut any = (0..n).fold(0, |any, b| any | bits[b * words + chunk]);
+            while any != 0 {
+                let k = any.trailing_zeros();
+                any &= any - 1;
+                if let Some(&neuron) = slots.get(k as usize).filter(|neuron| **neuron != NONE) {
+                    let mask = (0..n).fold(0, |mask, b| mask | (bits[b * words + chunk] >> k & 1) << b);
+                    fired.neurons.neurons.push(StoreId(neuron));
+                    fired.neurons.masks.push(mask);
+                }
             }
         }
     }

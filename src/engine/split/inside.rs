@@ -22,7 +22,7 @@ impl Split {
     pub(super) fn inside_ffn(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (n, c) = (pass.n(), &pass.model.config);
         let (experts, weights) = mixture(pass, l);
-        pass.probe.show_experts(pass.buffers, l, experts);
+        pass.probe.show_experts(c, pass.buffers, l, experts);
         if weights.experts.is_empty() {
             self.experts.on_host.take(&pass.buffers.routes, |_| true);
             let needed = weights.shared.is_some();
@@ -43,7 +43,7 @@ impl Split {
         if pass.sparsity.inside(l).is_none() && self.migrator.is_some() {
             // Which neurons fire is not known yet, and that all of the experts' gates are computed says nothing of a neuron: those of the
             // pass before stand for them.
-            pass.buffers.predicted.selections.resize_with(c.layers, Selection::default);
+            pass.buffers.predicted.selections.resize_with(c.layers().len(), Selection::default);
             let (selection, before) = (&mut pass.buffers.predicted.selections[l], &self.fired_before[l]);
             selection.clear(c.neurons());
             selection.neurons.extend_from_slice(&before.neurons);
@@ -56,7 +56,7 @@ impl Split {
         // Without a network those count that fire; what has fired on the device is counted when the pass is over.
         let neurons = if predicted { pairs } else { fired };
         let routed = pass.buffers.routes.tokens.len();
-        let read = ExpertsRead { bytes: bytes + weights.router_bytes(), neurons, of: (routed * c.ffn) as u64 };
+        let read = ExpertsRead { bytes: bytes + weights.router_bytes(), neurons, of: (routed * c.width(l)) as u64 };
         pass.probe.report.add_experts(l, c, routed, read);
     }
 
@@ -87,21 +87,21 @@ impl Split {
         let pairs = ffn::experts_wanted(compute, &chosen, &b.normed, &mut b.experts, on_device);
         b.experts.values = values;
         if self.migrator.is_some() && sparsity.inside(l).is_some() {
-            b.predicted.selections.resize_with(c.layers, Selection::default);
+            b.predicted.selections.resize_with(c.layers().len(), Selection::default);
             let selection = &mut b.predicted.selections[l];
             selection.clear(c.neurons());
             for (number, group) in b.routes.groups.iter().enumerate() {
                 let tokens = &b.routes.tokens[group.first..group.first + group.tokens];
-                let all = b.experts.wanted(number, c.ffn, &masks[number * c.ffn..][..c.ffn]);
+                let all = b.experts.wanted(number, c.width(l), &masks[number * c.width(l)..][..c.width(l)]);
                 for (neuron, mask) in all {
-                    selection.neurons.push(StoreId::new(group.expert * c.ffn + neuron as usize));
+                    selection.neurons.push(StoreId::new(group.expert * c.width(l) + neuron as usize));
                     selection.masks.push(in_pass(mask, tokens));
                 }
             }
         }
         self.wanted[l] = masks.iter().filter(|mask| **mask != 0).count();
         if n > 1 {
-            for (group, masks) in b.routes.groups.iter().zip(masks.chunks_exact_mut(c.ffn)) {
+            for (group, masks) in b.routes.groups.iter().zip(masks.chunks_exact_mut(c.width(l))) {
                 let tokens = &b.routes.tokens[group.first..group.first + group.tokens];
                 masks.iter_mut().filter(|mask| **mask != 0).for_each(|mask| *mask = in_pass(*mask, tokens));
             }
@@ -178,8 +178,8 @@ impl Split {
         let mut pairs = 0;
         for (number, group) in b.routes.groups.iter().enumerate() {
             let tokens = &b.routes.tokens[group.first..group.first + group.tokens];
-            for (neuron, mask) in b.experts.fired(number, c.ffn).filter(|(_, mask)| *mask != 0) {
-                fired.neurons.neurons.push(StoreId::new(group.expert * c.ffn + neuron as usize));
+            for (neuron, mask) in b.experts.fired(number, c.width(l)).filter(|(_, mask)| *mask != 0) {
+                fired.neurons.neurons.push(StoreId::new(group.expert * c.width(l) + neuron as usize));
                 fired.neurons.masks.push(in_pass(mask, tokens));
                 pairs += u64::from(mask.count_ones());
             }

@@ -23,12 +23,12 @@ impl Split {
     pub fn stream_inside(&mut self, model: &Model, costs: ExpertCosts, bytes: u64) -> Result<(), OutOfMemory> {
         let c = &model.config;
         let block = model.layers.iter().map(|layer| layer.ffn.movable_bytes()).max().expect("a model has layers");
-        let half = ((bytes / 2 / block) as usize).min(c.ffn).min(SLOTS_AT_ONCE) / 4 * 4;
-        if half == 0 || !c.ffn.is_multiple_of(4) {
+        let half = ((bytes / 2 / block) as usize).min(c.widest_ffn()).min(SLOTS_AT_ONCE) / 4 * 4;
+        if half == 0 || !c.widest_ffn().is_multiple_of(4) {
             return Ok(());
         }
         // Every piece is a copy for each part, of which the costs have those of one; every column is multiplied, whether its token has the expert or not.
-        let (more, columns) = ((c.ffn.div_ceil(half) - 1) as f64, crate::cpu::MAX_COLUMNS as f64);
+        let (more, columns) = ((c.widest_ffn().div_ceil(half) - 1) as f64, crate::cpu::MAX_COLUMNS as f64);
         let (link_us, device_us) = (
             costs.link_us + more * c.ffn_kind.rows() as f64 * costs.copy_us,
             costs.device_us.max(columns * costs.device_token_us),
@@ -49,7 +49,7 @@ impl Split {
     pub(super) fn inside_chunk(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
         let (n, c) = (pass.n(), &pass.model.config);
         let (_, weights) = mixture(pass, l);
-        let streamed = self.divide_inside_chunk(pass, c);
+        let streamed = self.divide_inside_chunk(pass, l);
         if streamed > 0 {
             self.send_weights(pass, c, n);
             self.stream_experts_inside(c, l, n, weights);
@@ -73,8 +73,8 @@ impl Split {
 
     /// Divides the chosen experts between link and CPU: `experts` become all of them, of which the first are copied, and `on_host` what is left
     /// for the CPU. Returns the pairs of expert and token of those that are copied.
-    fn divide_inside_chunk(&mut self, pass: &Pass<'_, '_>, c: &ModelConfig) -> u64 {
-        let (n, routes) = (pass.n(), &pass.buffers.routes);
+    fn divide_inside_chunk(&mut self, pass: &Pass<'_, '_>, l: usize) -> u64 {
+        let (c, n, routes) = (&pass.model.config, pass.n(), &pass.buffers.routes);
         let Some(InsideStreaming { costs, half, experts, copied, .. }) = &mut self.inside_streaming else {
             self.experts.on_host.take(routes, |_| true);
             return 0;
@@ -88,7 +88,7 @@ impl Split {
             groups,
         };
         experts.extend(routes.groups.iter().map(of));
-        *copied = costs.divide(experts, n, (0, 0), (*half / c.ffn).max(1)).copied;
+        *copied = costs.divide(experts, n, (0, 0), (*half / c.width(l)).max(1)).copied;
         let copied = &experts[..*copied];
         self.experts.on_host.take(routes, |expert| copied.iter().all(|of| of.expert != expert));
         copied.iter().map(|of| u64::from(of.tokens)).sum()
@@ -116,13 +116,13 @@ impl Split {
     /// Copies experts to the device, a piece of one in each half of the scratch memory, and has each half computed while the next is filled.
     fn stream_experts_inside(&mut self, c: &ModelConfig, l: usize, n: usize, weights: &ExpertWeights) {
         let layout = weights.neuron_layout();
-        let pieces = |s: &InsideStreaming| s.copied * c.ffn.div_ceil(s.half);
+        let pieces = |s: &InsideStreaming| s.copied * c.width(l).div_ceil(s.half);
         let count = self.inside_streaming.as_ref().map_or(0, pieces);
         for piece in 0..count {
             let Some(s) = &mut self.inside_streaming else { return };
-            let each = c.ffn.div_ceil(s.half);
+            let each = c.width(l).div_ceil(s.half);
             let (expert, first) = (s.experts[piece / each].expert, piece % each * s.half);
-            let (slots, which, device) = (s.half.min(c.ffn - first), s.turn % 2, &mut self.device);
+            let (slots, which, device) = (s.half.min(c.width(l) - first), s.turn % 2, &mut self.device);
             s.turn += 1;
             device.wait(Stream::Copy, s.done[which]);
             // By the memory and not by this layer's rows: a layer whose rows are larger may still be computed from the other half.
@@ -137,7 +137,7 @@ impl Split {
             }
             device.record(Stream::Copy, s.arrived[which]);
             device.wait(Stream::Compute, s.arrived[which]);
-            let (done, name) = (s.done[which], expert * c.ffn + first);
+            let (done, name) = (s.done[which], expert * c.width(l) + first);
             let call = self.inside_chunk_call(c, l, n, weights, (slots, rows, name));
             self.launch(Call::DenseFfn(call));
             self.device.record(Stream::Compute, done);
@@ -178,9 +178,9 @@ impl Split {
     fn count_inside(&mut self, pass: &mut Pass<'_, '_>, l: usize, n: usize, weights: &ExpertWeights) {
         let c = &pass.model.config;
         let counts = &mut self.parts.divided[l % 2].counts;
-        pass.buffers.experts.counts(pass.pool, c, &self.experts.on_host.groups, counts);
+        pass.buffers.experts.counts((pass.pool, c), c.width(l), &self.experts.on_host.groups, counts);
         let copied = self.inside_streaming.as_ref().map_or(&[][..], |s| &s.experts[..s.copied]);
-        copied.iter().for_each(|of| counts[of.expert * c.ffn..(of.expert + 1) * c.ffn].fill(NONE));
+        copied.iter().for_each(|of| counts[of.expert * c.width(l)..(of.expert + 1) * c.width(l)].fill(NONE));
         if copied.is_empty() {
             return;
         }

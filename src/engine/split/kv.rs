@@ -53,9 +53,9 @@ impl DeviceKv {
         let bytes = KvCache::whole_bytes_for(c, context, KvType::F16) as usize * sequences;
         let cache = allocator.alloc(bytes)?;
         let mut at = 0;
-        let layer = |mixer: Mixer<'_>| {
+        let layer = |mixer: Mixer| {
             // A layer whose attention is not computed here has no heads.
-            let of = |attention: Attention<'_>| (attention.heads, attention.kv_heads, attention.head_dim);
+            let of = |attention: Attention| (attention.heads, attention.kv_heads, attention.head_dim);
             let (heads, kv_heads, head_dim) = mixer.on_device().map_or((0, 0, 0), of);
             let heads = Heads { heads, kv_heads, head_dim, context, cache: View { buffer: cache, at } };
             at += (sequences * heads.sequence() * size_of::<u16>()) as u64;

@@ -59,9 +59,9 @@ impl Split {
     fn count_chosen(&mut self, pass: &mut Pass<'_, '_>) {
         let c = &pass.model.config;
         let computed = &mut pass.probe.report.computed;
-        computed.resize(c.layers, 0);
+        computed.resize(c.layers().len(), 0);
         for (l, _) in self.chose_alone.iter().enumerate().filter(|(_, alone)| **alone) {
-            let masks = &self.host.chosen[l * c.ffn..(l + 1) * c.ffn];
+            let masks = &self.host.chosen[l * c.widest_ffn()..][..c.width(l)];
             self.wanted[l] = masks.iter().filter(|mask| **mask != 0).count();
             computed[l] += masks.iter().map(|mask| u64::from(mask.count_ones())).sum::<u64>();
         }
@@ -73,7 +73,7 @@ impl Split {
         let (c, n) = (&pass.model.config, pass.n());
         let is_known = self.fixed_ns.is_some() || self.migrator.is_none();
         let Some(l) = self.cache.layers.iter().position(|layer| !layer.table.slots().is_empty()) else { return };
-        if is_known || pass.is_chunk() || pass.cached.is_some() || c.form.experts.is_some() {
+        if is_known || pass.is_chunk() || pass.cached.is_some() || c.is_mixture() {
             return;
         }
         let layer = &pass.model.layers[l];
@@ -112,7 +112,7 @@ impl Split {
             t.ffn_ns[Tier::Device] = if wanted[l] == 0 { 0 } else { device.elapsed_ns(ffn[0], ffn[1]) };
             t.merge_ns = device.elapsed_ns(merge[0], merge[1]);
             t.fixed_ns = self.fixed_ns.unwrap_or_default();
-            if c.form.experts.is_some() && !c.neurons_inside() {
+            if c.has_whole_experts() {
                 // All experts that were chosen are active.
                 continue;
             }

@@ -64,7 +64,7 @@ pub trait Migrator: Send {
     }
 
     /// Is given a layer before its FFN, once it is decided which neurons are computed where; must not wait.
-    fn observe(&mut self, _at: &DividedLayer<'_>, _device: &dyn Device, _cache: &NeuronCache) {}
+    fn observe(&mut self, _at: &DividedLayer<'_>, _device: &dyn Device, _cache: &mut NeuronCache) {}
 
     /// Is given a layer of a prompt's chunk, which was computed dense: `tokens` tokens from position `first` on, and for how many of them
     /// each neuron was active, `[ffn]`. The keys and values go to `sequence`.

@@ -63,7 +63,7 @@ impl Executor for Split {
     }
 
     fn begin_layer(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        if pass.model.config.form.experts.is_some_and(|experts| experts.reads == RouterInput::Layer) {
+        if pass.model.config.experts(l).is_some_and(|experts| experts.reads == RouterInput::Layer) {
             self.fetch_residual(&pass.model.config, pass.n());
         }
         if pass.is_chunk() {
@@ -84,7 +84,7 @@ impl Executor for Split {
         }
         let (input, residual) = (self.input(c), self.residual(c));
         self.note(Note::Compute(Some(Stage::Attention)));
-        self.norm_into(c, self.weights.layers[l].attn_norm, n, residual, input);
+        self.norm_into(c, l, self.weights.layers[l].attn_norm, n, residual, input);
         let qkv = self.rows_of(self.workspace.qkv, c.mixer(l).rows());
         for i in 0..self.weights.layers[l].qkv.len() {
             self.launch(Call::Linear(self.weights.layers[l].qkv[i].call(n, input, qkv, Then::Store)));
@@ -114,7 +114,7 @@ impl Executor for Split {
     }
 
     fn select(&mut self, pass: &mut Pass<'_, '_>, l: usize) -> Wanted {
-        if pass.model.config.form.experts.is_some() {
+        if pass.model.config.experts(l).is_some() {
             return self.route(pass, l);
         }
         if pass.is_chunk() {
@@ -139,7 +139,7 @@ impl Executor for Split {
     }
 
     fn copied(&mut self, pass: &mut Pass<'_, '_>, l: usize) {
-        if pass.is_chunk() && pass.model.config.form.experts.is_none() {
+        if pass.is_chunk() && pass.model.config.experts(l).is_none() {
             self.copied_neurons(pass, l);
             self.stream_attention();
         }
@@ -251,13 +251,13 @@ impl Split {
         unsafe {
             device.copy_in(Stream::Compute, self.host.positions.as_ptr().cast(), n * 8, workspace.positions, 0);
         }
-        for (number, frequencies) in self.weights.rotations.iter().enumerate() {
+        for (number, (frequencies, scale)) in self.weights.rotations.iter().enumerate() {
             let (dim, first) = (2 * frequencies.len(), number * self.angles_of_rotation);
             let angles = &mut angles[first..first + n * dim];
             for (pairs, token) in angles.chunks_exact_mut(dim).zip(&b.positions) {
                 for (pair, f) in pairs.chunks_exact_mut(2).zip(frequencies) {
                     let (sin, cos) = (token.position as f32 * f).sin_cos();
-                    pair.copy_from_slice(&[cos * c.form.rotary_scale, sin * c.form.rotary_scale]);
+                    pair.copy_from_slice(&[cos * scale, sin * scale]);
                 }
             }
             let (from, at) = (angles.as_ptr().cast(), 4 * first as u64);
@@ -269,7 +269,7 @@ impl Split {
     pub(super) fn norm_ffn_input(&mut self, c: &ModelConfig, l: usize) {
         let (n, input, residual) = (self.rows.n, self.input(c), self.residual(c));
         if c.layer(l).norms != Norms::ParallelShared {
-            self.norm_into(c, self.weights.layers[l].ffn_norm, n, residual, input);
+            self.norm_into(c, l, self.weights.layers[l].ffn_norm, n, residual, input);
         }
         if c.layer(l).norms.after() {
             let sum = self.sum(c);
@@ -278,8 +278,8 @@ impl Split {
     }
 
     /// What a layer's attention or FFN reads: the norm of `n` columns, or the columns themselves in layers that do not norm them.
-    pub(super) fn norm_into(&mut self, c: &ModelConfig, weights: [Buffer; 2], n: usize, x: View, out: View) {
-        if c.form.norms.before() {
+    pub(super) fn norm_into(&mut self, c: &ModelConfig, l: usize, weights: [Buffer; 2], n: usize, x: View, out: View) {
+        if c.layer(l).norms.before() {
             return self.launch(Call::Norm(norm(c.norm, weights, c.hidden, n, x, out)));
         }
         self.launch(Call::Norm(norm(c.norm, self.weights.zeros, c.hidden, n, x, out)));
@@ -318,7 +318,7 @@ impl Split {
             self.send_masks(layout, true);
         }
         let device_ffn = scored.own || wanted == Wanted::All;
-        let whole = device_ffn && self.cache.layers[l].table.residents() == c.ffn;
+        let whole = device_ffn && self.cache.layers[l].table.residents() == c.width(l);
         let observed = pass.probe.observer.is_some() || self.migrator.is_some();
         let ahead = self.send_ahead(c, l, n);
         let host_predicts = pass.sparsity.looks_ahead(l) && !scored.ahead;
@@ -331,7 +331,7 @@ impl Split {
         if !self.begun.alone {
             let looks_on = observed || pass.sparsity.looks_ahead(l);
             let numbers = match (scored.own && self.wants_scores(), device_ffn && !looks_on) {
-                (true, _) => layout.scores() + n * c.ffn,
+                (true, _) => layout.scores() + n * c.width(l),
                 (false, true) => layout.residual(),
                 (false, false) => layout.scores(),
             };
@@ -364,7 +364,7 @@ impl Split {
         let (c, layer, n) = (&model.config, &model.layers[l], b.positions.len());
         let selection = &mut b.predicted.selections[l];
         if wanted == Wanted::Gates {
-            b.gates.resize(n * c.ffn, 0.0);
+            b.gates.resize(n * c.width(l), 0.0);
             match cached {
                 Some(cached) => {
                     let compute = Compute { pool, kernels, config: c, tiles: &mut [] };
@@ -372,7 +372,7 @@ impl Split {
                 }
                 None => gates(pool, kernels, c, layer, &b.columns, &mut b.gates),
             }
-            selection.fired(c, &b.gates, n, sparsity.activation_threshold(l));
+            selection.fired(c, &b.gates, (n, c.width(l)), sparsity.activation_threshold(l));
             self.note(Note::Host(Stage::Predictor));
         }
         self.host.masks.fill(0);
@@ -455,7 +455,7 @@ impl Split {
             activation: c.activation,
             activation_threshold,
             hidden: c.hidden,
-            ffn: c.ffn,
+            ffn: c.width(l),
             mixture: None,
             slots,
             n,
@@ -506,7 +506,7 @@ impl Split {
         self.device.end_sequence();
         self.device.record(Stream::Compute, self.marks[l].merge[1]);
         // Of whole experts it is known.
-        if self.wanted[l] > 0 && (c.form.experts.is_none() || c.neurons_inside()) {
+        if self.wanted[l] > 0 && !c.has_whole_experts() {
             self.note(Note::Compute(None));
             self.fetch_fired(l, n, c.hidden);
         }

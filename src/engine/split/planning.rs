@@ -23,7 +23,7 @@ impl Split {
         self.parts.begin(Cut::WHOLE, Beside { parts: 1, copies: 1, ..Beside::default() });
         let PartsSetting { parts, shared, order } = self.parts.setting;
         let unknown = parts.is_none() && self.parts.costs.is_none();
-        if !pass.is_chunk() || c.form.experts.is_some() || c.recurs() || unknown {
+        if !pass.is_chunk() || c.is_mixture() || c.recurs() || unknown {
             return;
         }
         let costs = self.layer_costs(pass);
@@ -33,7 +33,7 @@ impl Split {
         };
         self.parts.begin(cut, costs.beside(cut));
         if cut.parts > 1 {
-            steps(&costs.order(cut, c.layers, order), c.layers, cut.shared, pass.steps);
+            steps(&costs.order(cut, c.layers().len(), order), c.layers().len(), cut.shared, pass.steps);
         }
     }
 
@@ -51,11 +51,11 @@ impl Split {
     fn layer_costs(&self, pass: &Pass<'_, '_>) -> LayerCosts {
         let c = &pass.model.config;
         let weights = (c.ffn_kind.rows() * c.hidden) as f64;
-        let slots = self.residents() / c.layers;
-        let mean = |sum: usize| sum as f64 / c.layers as f64;
+        let slots = self.residents() / c.layers().len();
+        let mean = |sum: usize| sum as f64 / c.layers().len() as f64;
         let (qkv, q) = c.mixers().fold((0, 0), |(qkv, q), m| (qkv + m.rows(), q + m.cols()));
         let (qkv, q) = (mean(qkv), mean(q));
-        let windows = || (0..c.layers).filter_map(|l| c.attention(l)?.window);
+        let windows = || (0..c.layers().len()).filter_map(|l| c.attention(l)?.window);
         LayerCosts {
             costs: self.parts.costs.unwrap_or(ChunkCosts::ONES),
             project: qkv * c.hidden as f64 / weights,
@@ -63,11 +63,11 @@ impl Split {
             position: 2.0 * q / weights,
             crossing: (qkv + q) / (2 * c.hidden) as f64,
             slots,
-            missing: c.ffn - slots,
+            missing: c.widest_ffn() - slots,
             copies: self.streaming.is_some(),
             attention_link_us: self.attention_link_us(pass.model),
             host_attends: !self.can_attend(pass) || c.mixers().all(|mixer| mixer.on_device().is_none()),
-            windowed: windows().count() as f64 / c.layers as f64,
+            windowed: windows().count() as f64 / c.layers().len() as f64,
             window: windows().sum::<usize>() / windows().count().max(1),
             first: pass.buffers.positions[0].position,
             n: pass.n(),
@@ -97,7 +97,7 @@ impl Split {
 
     /// Where the current part's outputs of attention and FFN are added up: the residual, or by themselves where they are normed first.
     pub(super) fn sum(&self, c: &ModelConfig) -> View {
-        match c.form.norms.after() {
+        match c.norms_outputs() {
             true => self.rows_of(self.workspace.output_sum, c.hidden),
             false => self.residual(c),
         }

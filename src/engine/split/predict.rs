@@ -37,17 +37,18 @@ impl Split {
         probe.lap(Stage::Predictor);
         self.device.note(Note::Host(Stage::Predictor));
         b.columns.set_for(&b.normed, n, model.layers[l].ffn.input_quants());
-        b.predicted.selections.resize_with(c.layers, Selection::default);
-        let count = n * c.ffn;
+        b.predicted.selections.resize_with(c.layers().len(), Selection::default);
         if let Some(later) = self.begun.ahead {
+            let count = n * c.width(later);
             b.predicted.scores_mut(later, count).copy_from_slice(bytemuck::cast_slice(&self.host.ahead[..count]));
         }
         if !self.begun.scored.own {
             return;
         }
         let layout = ExchangeLayout::new(n, c);
-        b.predicted.selections[l].set_masks(&self.host.received[layout.masks()..][..c.ffn]);
+        b.predicted.selections[l].set_masks(&self.host.received[layout.masks()..][..c.width(l)]);
         if self.scorers.chooses(l) == Some(0) && self.wants_scores() {
+            let count = n * c.width(l);
             let scores = b.predicted.scores_mut(l, count);
             scores.copy_from_slice(bytemuck::cast_slice(&self.host.received[layout.scores()..][..count]));
         }
@@ -59,13 +60,13 @@ impl Split {
         let Some(ahead) = self.scorers.chooses(l) else { return false };
         let layout = ExchangeLayout::new(n, c);
         let (masks, own) = (self.at(layout.masks()), self.at(layout.scores()));
-        let scores = if ahead == 0 { own } else { self.scorers.scores(l, c.ffn) };
+        let scores = if ahead == 0 { own } else { self.scorers.scores(l, c.widest_ffn()) };
         if ahead == 0 {
             self.score(c, l, 0, n, scores);
         }
         let at = &self.cache.layers[l];
         let (bucket, slots, min_scores) = (at.bucket, at.table.slots().len(), min_scores.into_array());
-        self.launch(Call::Select(Select { ffn: c.ffn, n, slots, min_scores, bucket, scores, masks }));
+        self.launch(Call::Select(Select { ffn: c.width(l), n, slots, min_scores, bucket, scores, masks }));
         true
     }
 
@@ -73,11 +74,11 @@ impl Split {
     /// neurons the engine chooses by that.
     pub(super) fn score_ahead(&mut self, c: &ModelConfig, l: usize, n: usize) -> bool {
         let (mut chooses, wanted) = (false, self.migrator.as_ref().and_then(|migrator| migrator.lookahead().cloned()));
-        for ahead in self.scorers.aheads().filter(|ahead| l + ahead < c.layers) {
+        for ahead in self.scorers.aheads().filter(|ahead| l + ahead < c.layers().len()) {
             let chosen = self.scorers.chooses(l + ahead) == Some(ahead);
             let is_wanted = |from: &Lookahead| from.1 == ahead && self.scorers.get_as(l + ahead, from).is_some();
             if chosen || wanted.as_ref().is_some_and(is_wanted) {
-                self.score(c, l + ahead, ahead, n, self.scorers.scores(l + ahead, c.ffn));
+                self.score(c, l + ahead, ahead, n, self.scorers.scores(l + ahead, c.widest_ffn()));
             }
             chooses |= chosen;
         }
@@ -93,10 +94,10 @@ impl Split {
             Some(Scorer::Sign { bits }) => {
                 // The input of the current layer's FFN has its own norm.
                 if ahead > 0 {
-                    self.norm_into(c, self.weights.layers[l].ffn_norm, n, residual, x);
+                    self.norm_into(c, l, self.weights.layers[l].ffn_norm, n, residual, x);
                 }
                 let x = if ahead > 0 { x } else { input };
-                self.launch(Call::SignScores(SignScores { hidden: c.hidden, ffn: c.ffn, n, bits, x, scores }));
+                self.launch(Call::SignScores(SignScores { hidden: c.hidden, ffn: c.width(l), n, bits, x, scores }));
             }
             Some(Scorer::Mlp { inner, outer, epsilon }) => {
                 let room = self.scorers.inner.expect("made with the first network").into();
@@ -110,9 +111,9 @@ impl Split {
     /// Has the scores that the migrator wants copied out. Returns their layer.
     pub(super) fn send_ahead(&mut self, c: &ModelConfig, l: usize, n: usize) -> Option<usize> {
         let from = self.migrator.as_ref()?.lookahead()?;
-        let later = Some(l + from.1).filter(|&later| later < c.layers)?;
+        let later = Some(l + from.1).filter(|&later| later < c.layers().len())?;
         self.scorers.get_as(later, from)?;
-        let (from, bytes) = (self.scorers.scores(later, c.ffn), n * c.ffn * 4);
+        let (from, bytes) = (self.scorers.scores(later, c.widest_ffn()), n * c.width(later) * 4);
         let to = self.host.ahead.as_mut_ptr().cast();
         unsafe { self.device.copy_out(Stream::Compute, from.buffer, from.at, to, bytes) };
         Some(later)

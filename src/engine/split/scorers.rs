@@ -77,12 +77,14 @@ pub fn predictor_bytes(sparsity: &Sparsity, lookahead: Option<&Lookahead>, c: &M
         let ahead = ahead.filter(|ahead| !shares(chosen.as_ref(), Some(ahead)));
         chosen.into_iter().chain(ahead).map(|(predictor, ahead)| predictor.weight_bytes(l, ahead)).sum::<u64>()
     };
-    (0..c.layers).map(weights).sum::<u64>() + (places(sparsity, lookahead, c) * place_bytes(c.ffn)) as u64
+    (0..c.layers().len()).map(weights).sum::<u64>()
+        + (places(sparsity, lookahead, c) * place_bytes(c.widest_ffn())) as u64
 }
 
 /// Layers whose scores are kept, of so many; 0 if none is looked ahead to.
 fn places(sparsity: &Sparsity, lookahead: Option<&Lookahead>, c: &ModelConfig) -> usize {
-    let aheads = (0..c.layers).flat_map(|l| wanted(sparsity, lookahead, l, c)).flatten().map(|(_, ahead)| ahead);
+    let aheads =
+        (0..c.layers().len()).flat_map(|l| wanted(sparsity, lookahead, l, c)).flatten().map(|(_, ahead)| ahead);
     aheads.max().filter(|ahead| *ahead > 0).map_or(0, |ahead| ahead + 1)
 }
 
@@ -129,10 +131,10 @@ impl Scorers {
         lookahead: Option<&Lookahead>,
         c: &ModelConfig,
     ) {
-        self.chosen.resize_with(c.layers, || None);
-        self.ahead.resize_with(c.layers, || None);
+        self.chosen.resize_with(c.layers().len(), || None);
+        self.ahead.resize_with(c.layers().len(), || None);
         let mut allocator = DeviceAllocator { device, bytes: 0 };
-        for l in 0..c.layers {
+        for l in 0..c.layers().len() {
             let [chosen, ahead] = wanted(sparsity, lookahead, l, c);
             // Where one upload does for both it is the first one's: an upload of the second's own would be the same bytes twice.
             let ahead = ahead.filter(|ahead| !shares(chosen.as_ref(), Some(ahead)));
@@ -144,7 +146,7 @@ impl Scorers {
                 }
             }
         }
-        self.keep_scores(&mut allocator, places(sparsity, lookahead, c), c.ffn);
+        self.keep_scores(&mut allocator, places(sparsity, lookahead, c), c.widest_ffn());
         // What has no place for its scores is the host's.
         let kept = self.places;
         for at in self.chosen.iter_mut().chain(&mut self.ahead) {
@@ -154,7 +156,7 @@ impl Scorers {
                 self.bytes -= old.bytes;
             }
         }
-        for l in 0..c.layers {
+        for l in 0..c.layers().len() {
             let [chosen, ahead] = wanted(sparsity, lookahead, l, c);
             let kept = self.places;
             let is_new = |at: &Option<Loaded>, (_, ahead): &Lookahead| at.is_none() && (*ahead == 0 || *ahead < kept);
@@ -223,14 +225,19 @@ fn load(
         }
     });
     let grown_to = allocator.bytes;
-    let scorer = grown.and_then(|()| scorer(allocator, form, c));
+    let scorer = grown.and_then(|()| scorer(allocator, form, l, c));
     *bytes += allocator.bytes - before;
     // There was room a moment ago; a device that refuses all the same leaves the layer to the host.
     scorer.ok().map(|scorer| Loaded { from, scorer, bytes: allocator.bytes - grown_to, shared: false })
 }
 
-fn scorer(allocator: &mut DeviceAllocator<'_>, form: Form<'_>, c: &ModelConfig) -> Result<Scorer, OutOfMemory> {
-    let (hidden, ffn, n) = (c.hidden, c.ffn, MAX_COLUMNS);
+fn scorer(
+    allocator: &mut DeviceAllocator<'_>,
+    form: Form<'_>,
+    l: usize,
+    c: &ModelConfig,
+) -> Result<Scorer, OutOfMemory> {
+    let (hidden, ffn, n) = (c.hidden, c.width(l), MAX_COLUMNS);
     match form {
         Form::Sign { bits } => {
             let bits = allocator.upload(bytemuck::cast_slice(bits))?;

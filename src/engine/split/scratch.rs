@@ -85,7 +85,10 @@ impl ExpertStreaming {
     /// Words of `chosen`.
     fn words(c: &ModelConfig, chunk: usize) -> usize {
         // A half that has room for one expert is filled once for each.
-        c.form.experts.filter(|e| !e.by_neuron).map_or(0, |e| e.count * ExpertFfn::chosen_words(chunk, e.used))
+        if !c.has_whole_experts() {
+            return 0;
+        }
+        c.most_of_experts(|experts| experts.count * ExpertFfn::chosen_words(chunk, experts.used))
     }
 
     /// Bytes of pinned memory for chunks of up to `chunk` tokens.

@@ -183,7 +183,7 @@ impl Split {
             unsafe { device.copy_in(Stream::Compute, names.as_ptr().cast(), names.len() * 4, workspace.names, 0) };
             device.synchronize(Stream::Compute);
         }
-        let (marks, parts) = (Marks::new(&mut *device, c.layers), Parts::new(&mut *device));
+        let (marks, parts) = (Marks::new(&mut *device, c.layers().len()), Parts::new(&mut *device));
         let mut split = Split {
             device,
             cache,
@@ -204,27 +204,33 @@ impl Split {
             experts,
             expert_streaming,
             inside_streaming: None,
-            wanted: vec![0; c.layers],
-            active: vec![0; c.layers],
-            times: vec![LayerTimes::default(); c.layers],
-            current: vec![LayerTimes::default(); c.layers],
+            wanted: vec![0; c.layers().len()],
+            active: vec![0; c.layers().len()],
+            times: vec![LayerTimes::default(); c.layers().len()],
+            current: vec![LayerTimes::default(); c.layers().len()],
             fixed_ns: None,
             fired: Fired::new(c.movable()),
-            fired_before: (0..if c.neurons_inside() { c.layers } else { 0 })
+            fired_before: (0..if c.neurons_inside() { c.layers().len() } else { 0 })
                 .map(|_| Selection { neurons: Vec::with_capacity(c.neurons()), masks: Vec::with_capacity(c.neurons()) })
                 .collect(),
             sequences: Vec::with_capacity(MAX_COLUMNS),
             part_counts: Vec::new(),
             parts,
             rows: Rows::default(),
-            host_selection: Selection { neurons: Vec::with_capacity(c.ffn), masks: Vec::with_capacity(c.ffn) },
-            all: Selection { neurons: (0..c.ffn as u32).map(StoreId).collect(), masks: vec![0; c.ffn] },
+            host_selection: Selection {
+                neurons: Vec::with_capacity(c.widest_ffn()),
+                masks: Vec::with_capacity(c.widest_ffn()),
+            },
+            all: Selection {
+                neurons: (0..c.widest_ffn() as u32).map(StoreId).collect(),
+                masks: vec![0; c.widest_ffn()],
+            },
             marks,
             attends: false,
             records: false,
             attends_late: false,
             begun: Begun::default(),
-            chose_alone: vec![false; c.layers],
+            chose_alone: vec![false; c.layers().len()],
             pass_began_ns: 0,
         };
         split.prepare(model)?;
@@ -323,7 +329,7 @@ impl Split {
             FfnWeights::Experts(weights) => {
                 Some(Call::ExpertFfn(self.expert_call(c, l, n, weights, weights.experts.len())))
             }
-            _ => Some(Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.ffn))),
+            _ => Some(Call::SparseFfn(self.ffn_call(c, l, n, layer, 0.0, c.width(l)))),
         }));
         let shared = (1..=MAX_COLUMNS).flat_map(|n| layers.clone().map(move |(l, layer)| (n, l, layer)));
         let shared = shared.filter_map(|(n, l, layer)| self.shared_call(c, l, n, layer.ffn.experts()?));
@@ -411,7 +417,7 @@ unsafe fn neuron_cache(
     let c = &model.config;
     let blocks = |layer: &Layer| match &layer.ffn {
         FfnWeights::Experts(weights) => expert_blocks(c, weights),
-        _ => HostBlocks::new(layer.neurons().ptr(0), layer.block().bytes(), c.ffn),
+        _ => HostBlocks::new(layer.neurons().ptr(0), layer.block().bytes(), layer.width),
     };
     let host: Vec<HostBlocks> = model.layers.iter().map(blocks).collect();
     let bias: Vec<&[f32]> = model.layers.iter().map(|layer| &layer.up_bias[..]).collect();

@@ -171,7 +171,7 @@ pub struct Weights {
     /// Weights of a norm that makes zeros of what it reads, `[hidden]`; no bytes where no layer needs it.
     pub zeros: [Buffer; 2],
     /// The rotations that layers have ([`crate::model::ModelConfig::rotations`]).
-    pub rotations: Vec<Vec<f32>>,
+    pub rotations: Vec<(Vec<f32>, f32)>,
 }
 
 impl Weights {
@@ -201,7 +201,9 @@ impl Weights {
                     None => None,
                 },
                 output_scale: layer.output_scale,
-                rotation: rotations.iter().position(|rotation| c.attention(l).is_some_and(|a| a.rotary == *rotation)),
+                rotation: rotations
+                    .iter()
+                    .position(|of| c.attention(l).is_some_and(|a| (c.rotary(&a), a.rotary_scale) == *of)),
                 up_bias: allocator.numbers(&layer.up_bias)?,
                 sinks: allocator.numbers(&layer.sinks)?,
                 expert_biases: match layer.ffn.experts().and_then(|experts| experts.biases.as_ref()) {
@@ -225,11 +227,11 @@ impl Weights {
         };
         let layers = model.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?;
         let (out_norm, head) = (allocator.norm(&model.out_norm)?, allocator.linear(&model.head, &[])?);
-        let zeros = match c.form.norms.after() {
+        let zeros = match c.norms_outputs() {
             true => [allocator.numbers(&vec![0.0; c.hidden])?, none],
             false => [none; 2],
         };
-        let rotations = rotations.into_iter().map(<[f32]>::to_vec).collect();
+        let rotations = rotations.into_iter().map(|(frequencies, scale)| (frequencies.to_vec(), scale)).collect();
         Ok(Weights { layers, out_norm, head, plain: [none; 2], zeros, rotations })
     }
 }

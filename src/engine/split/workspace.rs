@@ -49,9 +49,9 @@ impl DeviceWorkspace {
     /// Bytes of each, in their order, for chunks of up to `chunk` tokens.
     fn sizes(c: &ModelConfig, chunk: usize) -> [usize; 14] {
         // Of a mixture's chunk all tokens' experts add to the same output.
-        let whole = c.form.experts.filter(|experts| !experts.by_neuron);
-        let of_chunks = if whole.is_some() { 0 } else { c.neurons() };
-        let experts_output = if whole.is_some() { chunk * c.hidden * 4 } else { 0 };
+        let whole = c.has_whole_experts();
+        let of_chunks = if whole { 0 } else { c.neurons() };
+        let experts_output = if whole { chunk * c.hidden * 4 } else { 0 };
         [
             ExchangeLayout::new(MAX_COLUMNS, c).bytes().max(ExchangeLayout::new(chunk, c).scores() * 4),
             chunk * c.most_of_mixers(|m| m.rows()) * 4,
@@ -59,13 +59,13 @@ impl DeviceWorkspace {
             SparseFfn::output_bytes(MAX_COLUMNS, c.hidden, c.movable()).max(experts_output),
             chunk * c.hidden * 4,
             MAX_COLUMNS * c.vocab * 4,
-            chunk * of_chunks.min(c.ffn).min(SLOTS_AT_ONCE) * 4,
+            chunk * of_chunks.min(c.widest_ffn()).min(SLOTS_AT_ONCE) * 4,
             DenseFfn::most_parts(chunk) * of_chunks * 4,
             of_chunks * 4,
-            whole.map_or(0, |experts| 2 * ExpertFfn::chosen_words(chunk, experts.used) * 4),
+            if whole { 2 * ExpertFfn::chosen_words(chunk, c.most_used_experts()) * 4 } else { 0 },
             chunk * 8,
             chunk * angles(c) * 4,
-            if c.form.norms.after() { chunk * c.hidden * 4 } else { 0 },
+            if c.norms_outputs() { chunk * c.hidden * 4 } else { 0 },
             if c.has_normed_shared() { chunk * c.hidden * 4 } else { 0 },
         ]
     }
@@ -108,7 +108,7 @@ fn angles(c: &ModelConfig) -> usize {
 
 /// Experts of a mixture that n tokens can have.
 pub fn most_rows(c: &ModelConfig, n: usize) -> usize {
-    c.form.experts.map_or(0, |experts| experts.count.min(n * experts.used))
+    if c.is_mixture() { c.clusters().min(n * c.most_used_experts()) } else { 0 }
 }
 
 /// Bytes that a device's part of an engine takes for its passes with chunks of up to `chunk` tokens, without anything of the model.
@@ -164,7 +164,7 @@ impl PinnedBuffers {
     /// Words of each but `qkv_read_back`, in their order, for passes of up to `chunk` tokens, and whether the device writes there.
     fn words(c: &ModelConfig, chunk: usize) -> [(usize, bool); 13] {
         let clusters = c.clusters();
-        let whole = c.form.experts.is_some_and(|experts| !experts.by_neuron);
+        let whole = c.has_whole_experts();
         let of_chunks = if whole { 0 } else { c.neurons() };
         [
             ((ExchangeLayout::new(MAX_COLUMNS, c).bytes() / 4).max(chunk * c.hidden), true),
@@ -172,20 +172,20 @@ impl PinnedBuffers {
             (clusters, false),
             (clusters, false),
             (chunk * c.hidden, false),
-            (c.layers * MAX_COLUMNS * SparseFfn::fired_words(c.movable()), true),
+            (c.layers().len() * MAX_COLUMNS * SparseFfn::fired_words(c.movable()), true),
             (chunk * c.most_of_mixers(|m| m.rows()), true),
             (chunk * c.most_of_mixers(|m| m.cols()), false),
             (chunk * 2, false),
             (chunk * angles(c), false),
             (2 * DenseFfn::most_parts(chunk) * of_chunks, true),
-            (if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, false),
-            (if c.form.experts.is_some() { 0 } else { c.layers * c.ffn }, true),
+            (if c.is_mixture() { 0 } else { c.layers().len() * c.widest_ffn() }, false),
+            (if c.is_mixture() { 0 } else { c.layers().len() * c.widest_ffn() }, true),
         ]
     }
 
     /// Words of `qkv_read_back`, where keys and values lie on the device.
     fn read_back_words(c: &ModelConfig, chunk: usize) -> usize {
-        (c.layers * MAX_COLUMNS).max(2 * chunk) * c.most_of_mixers(|m| m.rows())
+        (c.layers().len() * MAX_COLUMNS).max(2 * chunk) * c.most_of_mixers(|m| m.rows())
     }
 
     /// Bytes of all of them for passes of up to `chunk` tokens; `attends` says whether keys and values lie on the device.
@@ -276,10 +276,12 @@ impl ExpertSplit {
 
     /// Words of `chosen` and `layer_input`.
     fn words(c: &ModelConfig, chunk: usize) -> [usize; 2] {
-        c.form.experts.map_or([0, 0], |experts| {
-            let reads = if experts.reads == RouterInput::FfnNorm { 0 } else { chunk * c.hidden };
-            [ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(chunk, c).choice), reads]
-        })
+        if !c.is_mixture() {
+            return [0, 0];
+        }
+        let residual = c.mixtures().any(|experts| experts.reads != RouterInput::FfnNorm);
+        let choice = ExchangeLayout::new(MAX_COLUMNS, c).choice.max(ExchangeLayout::new(chunk, c).choice);
+        [choice, if residual { chunk * c.hidden } else { 0 }]
     }
 
     /// Bytes of pinned memory for chunks of up to `chunk` tokens.
@@ -311,18 +313,16 @@ pub struct ExchangeLayout {
 impl ExchangeLayout {
     /// For n tokens of a model.
     pub fn new(n: usize, c: &ModelConfig) -> ExchangeLayout {
-        let choice = match c.form.experts {
-            None => c.ffn,
+        let choice = match c.neurons_inside() {
             // Of a chunk the weights alone.
-            Some(experts) if experts.by_neuron && n > MAX_COLUMNS => experts.count * n,
-            Some(experts) if experts.by_neuron => {
-                Mixture { experts: experts.count, rows: most_rows(c, n) }.choice_words(n, c.neurons())
-            }
-            Some(experts) => {
-                // Of each token the experts that it has, and behind them the shared one.
+            true if n > MAX_COLUMNS => c.clusters() * n,
+            true => Mixture { experts: c.clusters(), rows: most_rows(c, n) }.choice_words(n, c.neurons()),
+            // Of each token the experts that it has, and behind them the shared one.
+            false if c.is_mixture() => {
                 let shared = usize::from(c.has_shared());
-                ExpertFfn::chosen_words(n, experts.used) + ExpertFfn::chosen_words(n, shared)
+                ExpertFfn::chosen_words(n, c.most_used_experts()) + ExpertFfn::chosen_words(n, shared)
             }
+            false => c.widest_ffn(),
         };
         ExchangeLayout { n, hidden: c.hidden, clusters: c.clusters(), choice }
     }

@@ -85,7 +85,7 @@ fn check_groups(config: &ModelConfig, quant: Quant, sizes: &[usize]) -> Result<(
     let unit = quant.unit();
     if sizes.iter().any(|s| !s.is_multiple_of(unit)) {
         let why = format!("{} needs sizes that are multiples of {unit}", quant.name());
-        return Err(Error::Usage(format!("{why}; --hidden is {}, --ffn {}", config.hidden, config.ffn)));
+        return Err(Error::Usage(format!("{why}; --hidden is {}, --ffn {}", config.hidden, config.widest_ffn())));
     }
     Ok(())
 }
@@ -116,8 +116,8 @@ pub fn write_store(
     };
     let block = |r: usize| ([Stream::Gate, Stream::Up, Stream::Down][r % 3], r / 3);
     let attention = a.qkv_dim() * quant.row_bytes(c.hidden) + c.hidden * quant.row_bytes(a.q_dim());
-    let layer_bytes = attention + c.ffn * BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes();
-    let total = (2 * c.vocab * edge.row_bytes(c.hidden) + c.layers * layer_bytes) as u64;
+    let layer_bytes = attention + c.widest_ffn() * BlockLayout::new(c.ffn_kind, quant, c.hidden).bytes();
+    let total = (2 * c.vocab * edge.row_bytes(c.hidden) + c.layers().len() * layer_bytes) as u64;
     let meter = Meter { done: AtomicU64::new(0), total, progress };
     let mut writer = Writer::create(path)?;
     let matrix = |writer: &mut Writer,
@@ -139,14 +139,14 @@ pub fn write_store(
     matrix(&mut writer, "embed", 0, edge, (c.vocab, c.hidden), &|r| (Stream::Embed, r))?;
     matrix(&mut writer, "head", 0, edge, (c.vocab, c.hidden), &|r| (Stream::Head, r))?;
     vector(&mut writer, "out_norm", &vec![1.0; c.hidden])?;
-    for l in 0..c.layers {
+    for l in 0..c.layers().len() {
         let name = |part: &str| format!("layer.{l}.{part}");
         let norm = weights.norm(l);
         vector(&mut writer, &name("attn_norm"), &norm)?;
         vector(&mut writer, &name("ffn_norm"), &norm)?;
         matrix(&mut writer, &name("qkv"), l, quant, (a.qkv_dim(), c.hidden), &qkv)?;
         matrix(&mut writer, &name("o"), l, quant, (c.hidden, a.q_dim()), &|r| (Stream::O, r))?;
-        let blocks = matrix(&mut writer, &name("ffn"), l, quant, (c.ffn * 3, c.hidden), &block)?;
+        let blocks = matrix(&mut writer, &name("ffn"), l, quant, (c.widest_ffn() * 3, c.hidden), &block)?;
         writer.add_checksums(blocks, &[3 * quant.row_bytes(c.hidden) as u64]);
     }
     let spec = TokenizerSpec {
@@ -160,7 +160,7 @@ pub fn write_store(
         chat: ChatSpec::default(),
     };
     pack::bytes(&mut writer, "tokenizer", &serde_json::to_vec(&spec).expect("plain data"))?;
-    let config = serde_json::to_value(c).expect("plain data");
+    let config = serde_json::to_value(shape.described()?).expect("plain data");
     let planted = if shape.outliers > 0 { format!(" {}", shape.outliers) } else { String::new() };
     let identity = format!("synth {RECIPE} {} {:?} {} {config}{planted}", shape.seed, shape.active, quant.name());
     let fingerprint = format!("{:032x}", xxhash_rust::xxh3::xxh3_128(identity.as_bytes()));
@@ -178,7 +178,7 @@ pub fn write_gguf(
     let weights = Weights::new(shape)?;
     let c = &weights.config;
     let a = c.attention(0).expect("its layers have attention");
-    check_groups(c, quant, &[c.hidden, c.ffn])?;
+    check_groups(c, quant, &[c.hidden, c.widest_ffn()])?;
     let edge = quant.of_edges();
     let mut writer = GgufWriter::new(path);
     metadata(&mut writer, c, quant);
@@ -189,7 +189,7 @@ pub fn write_gguf(
     };
     add("token_embd".into(), Stream::Embed, 0, edge, &[c.vocab, c.hidden]);
     add("output".into(), Stream::Head, 0, edge, &[c.vocab, c.hidden]);
-    for l in 0..c.layers {
+    for l in 0..c.layers().len() {
         for (part, stream, rows, cols) in [
             ("attn_q", Stream::Q, a.q_dim(), c.hidden),
             ("attn_k", Stream::K, a.kv_dim(), c.hidden),
@@ -199,9 +199,9 @@ pub fn write_gguf(
             add(format!("blk.{l}.{part}"), stream, l, quant, &[rows, cols]);
         }
         for (part, stream, rows, cols) in [
-            ("ffn_gate", Stream::Gate, c.ffn, c.hidden),
-            ("ffn_up", Stream::Up, c.ffn, c.hidden),
-            ("ffn_down", Stream::Down, c.hidden, c.ffn),
+            ("ffn_gate", Stream::Gate, c.widest_ffn(), c.hidden),
+            ("ffn_up", Stream::Up, c.widest_ffn(), c.hidden),
+            ("ffn_down", Stream::Down, c.hidden, c.widest_ffn()),
         ] {
             match shape.experts {
                 Some(Mixture { count, .. }) => {
@@ -215,7 +215,7 @@ pub fn write_gguf(
         }
     }
     let mut norms = vec![writer.add("output_norm.weight", Quant::F32, &[c.hidden])];
-    for l in 0..c.layers {
+    for l in 0..c.layers().len() {
         for part in ["attn_norm", "ffn_norm"] {
             norms.push(writer.add(&format!("blk.{l}.{part}.weight"), Quant::F32, &[c.hidden]));
         }
@@ -288,8 +288,8 @@ fn metadata(writer: &mut GgufWriter, c: &ModelConfig, quant: Quant) {
     let sizes = [
         ("context_length", c.context),
         ("embedding_length", c.hidden),
-        ("block_count", c.layers),
-        ("feed_forward_length", c.ffn),
+        ("block_count", c.layers().len()),
+        ("feed_forward_length", c.widest_ffn()),
         ("attention.head_count", a.heads),
         ("attention.head_count_kv", a.kv_heads),
         ("rope.dimension_count", a.head_dim),
@@ -298,7 +298,7 @@ fn metadata(writer: &mut GgufWriter, c: &ModelConfig, quant: Quant) {
     writer.set("general.architecture", Value::Str("llama"));
     writer.set("general.name", Value::Str(&c.name));
     writer.set("general.file_type", Value::U32(file_type));
-    let experts = c.form.experts.map(|e| [("expert_count", e.count), ("expert_used_count", e.used)]);
+    let experts = c.mixtures().next().map(|e| [("expert_count", e.count), ("expert_used_count", e.used)]);
     for (key, value) in sizes.into_iter().chain(experts.into_iter().flatten()) {
         writer.set(&format!("llama.{key}"), Value::U32(value as u32));
     }

@@ -156,7 +156,7 @@ pub fn write_predictor_of_rank(
         progress(done, total)
     };
 
-    let mut places = Places::new(&sparse, model.config.layers);
+    let mut places = Places::new(&sparse, model.config.layers().len());
     for tokens in &sequences[..CALIBRATING] {
         observe(&mut engine, tokens, &mut places)?;
     }
@@ -165,12 +165,12 @@ pub fn write_predictor_of_rank(
         fingerprint: model.fingerprint().to_owned(),
         model: model.config.name.clone(),
         kind: String::new(),
-        layers: model.config.layers,
+        layers: model.config.layers().len(),
         hidden: model.config.hidden,
-        ffn: model.config.ffn,
-        experts: model.config.neurons() / model.config.ffn,
+        ffn: model.config.widest_ffn(),
+        experts: model.config.neurons() / model.config.widest_ffn(),
         threshold,
-        activation_thresholds: vec![0.0; model.config.layers],
+        activation_thresholds: vec![0.0; model.config.layers().len()],
         tables: Vec::new(),
         made: serde_json::json!({
             "by": "synth", "recipe": RECIPE, "seed": shape.seed, "active": active,
@@ -267,7 +267,7 @@ impl Observer for Places<'_> {
 /// One network per layer and look-ahead; tables and measures are added later.
 fn networks(model: &Model, sparse: &Sparse, places: &Places<'_>) -> Vec<Network> {
     let c = &model.config;
-    (0..c.layers)
+    (0..c.layers().len())
         .flat_map(|layer| {
             let gates = gates(model, sparse, layer);
             let aheads = aheads(c).filter(move |&ahead| ahead <= layer);
@@ -278,13 +278,13 @@ fn networks(model: &Model, sparse: &Sparse, places: &Places<'_>) -> Vec<Network>
 
 /// Numbers of layers that a model's predictor looks ahead: of a mixture none.
 fn aheads(c: &ModelConfig) -> impl Iterator<Item = usize> + use<> {
-    let mixture = c.form.experts.is_some();
+    let mixture = c.is_mixture();
     AHEADS.into_iter().filter(move |&ahead| ahead == 0 || !mixture)
 }
 
 /// Coordinates of each gate along the basis, after its rounding, `[neurons, RANK]`.
 fn gates(model: &Model, sparse: &Sparse, layer: usize) -> Vec<f32> {
-    let (layer, ffn) = (&model.layers[layer], model.config.ffn);
+    let (layer, ffn) = (&model.layers[layer], model.config.widest_ffn());
     let row = |neuron: usize| match &layer.ffn {
         FfnWeights::Experts(ExpertWeights { experts, .. }) => {
             let gates = &experts[neuron / ffn].input.parts()[0];
@@ -446,9 +446,9 @@ impl<'a> Tally<'a> {
             residuals: VecDeque::new(),
             scores: Vec::new(),
             bins: BTreeMap::new(),
-            active: vec![vec![0; c.neurons()]; c.layers],
-            had: vec![0; c.layers],
-            tokens: vec![0; c.layers],
+            active: vec![vec![0; c.neurons()]; c.layers().len()],
+            had: vec![0; c.layers().len()],
+            tokens: vec![0; c.layers().len()],
             jaccard: (0.0, 0),
         }
     }
@@ -487,7 +487,7 @@ impl<'a> Tally<'a> {
 
     fn statistics(&self, threshold: f32, tables: &[Table]) -> Statistics {
         let c = &self.model.config;
-        let used = c.form.experts.map_or(c.ffn, |experts| experts.used) as u64;
+        let used = if c.is_mixture() { c.most_used_experts() } else { c.widest_ffn() } as u64;
         let shares: Vec<f64> = (self.active.iter().zip(&self.had))
             .map(|(active, &had)| active.iter().sum::<u64>() as f64 / had as f64)
             .collect();
@@ -499,7 +499,7 @@ impl<'a> Tally<'a> {
                 top as f64 / sorted.iter().sum::<u64>().max(1) as f64
             })
             .sum();
-        let distances = aheads(c).filter(|&ahead| ahead < c.layers).map(|ahead| {
+        let distances = aheads(c).filter(|&ahead| ahead < c.layers().len()).map(|ahead| {
             let own = tables.iter().filter(|t| t.ahead == ahead);
             let share = |t: &Table| {
                 let fit = Calibration::new(t.scores.clone(), t.probabilities.clone());
@@ -515,14 +515,14 @@ impl<'a> Tally<'a> {
             }
         });
         Statistics {
-            active_share: shares.iter().sum::<f64>() / c.layers as f64,
+            active_share: shares.iter().sum::<f64>() / c.layers().len() as f64,
             active_share_by_layer: shares,
-            top_40_share: top / c.layers as f64,
+            top_40_share: top / c.layers().len() as f64,
             neighbour_jaccard: self.jaccard.0 / self.jaccard.1.max(1) as f64,
             tokens: self.tokens[0] as usize,
             threshold,
             predictor: distances.collect(),
-            predictor_bytes_per_token: (0..c.layers).map(|l| self.predictor.weight_bytes(l, 0)).sum(),
+            predictor_bytes_per_token: (0..c.layers().len()).map(|l| self.predictor.weight_bytes(l, 0)).sum(),
             model_bytes_per_token: self.model.bytes_outside_ffn()
                 + self.model.layers.iter().map(|l| used * l.ffn.cluster_bytes()).sum::<u64>(),
         }
@@ -571,19 +571,19 @@ impl Observer for Tally<'_> {
         if self.residuals.len() > AHEADS[AHEADS.len() - 1] + 1 {
             self.residuals.pop_front();
         }
-        if self.model.config.form.experts.is_none() {
+        if !self.model.config.is_mixture() {
             let fired: Vec<bool> = seen.gates.iter().map(|&gate| gate > 0.0).collect();
             self.count(seen.layer, seen.n, &fired, |_, _| true);
         }
     }
 
     fn looks_inside(&self) -> bool {
-        self.model.config.form.experts.is_some()
+        self.model.config.is_mixture()
     }
 
     fn inside(&mut self, seen: &SeenExperts<'_>) {
         let c = &self.model.config;
-        let (ffn, neurons, experts) = (c.ffn, c.neurons(), c.clusters());
+        let (ffn, neurons, experts) = (c.widest_ffn(), c.neurons(), c.clusters());
         let (mut fired, mut has) = (vec![false; seen.n * neurons], vec![false; seen.n * experts]);
         for (group, routed, products) in seen.each() {
             has[routed.token * experts + group.expert] = true;

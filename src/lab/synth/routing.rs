@@ -13,7 +13,7 @@
 use super::experts::{Reuse, shuffled, slope};
 use super::noise::{Noise, Stream, dot};
 use crate::error::{Error, Result};
-use crate::model::config::{ModelConfig, Positions};
+use crate::model::config::ModelConfig;
 use crate::prng::Prng;
 use serde::Serialize;
 
@@ -74,7 +74,7 @@ impl Law {
         }
         let seen = weights_back(c);
         if seen.is_empty() {
-            return bad(format!("--skew and --reuse need heads of 32 numbers or more; they have {}", c.head_dim));
+            return bad(format!("--skew and --reuse need heads of 32 numbers or more; they have {}", head_dim(c)));
         }
         let trial = |bias, past| trial((count, used), (bias, past), &seen, seed);
         let bias = match skew > 0.0 {
@@ -112,15 +112,24 @@ fn halved(most: f64, below: impl Fn(f64) -> bool) -> f64 {
     (low + high) / 2.0
 }
 
+/// Radians per position of each pair of a head of the first layer.
+fn frequencies(c: &ModelConfig) -> &[f32] {
+    c.attention(0).map_or(&[], |attention| c.rotary(&attention))
+}
+
+fn head_dim(c: &ModelConfig) -> usize {
+    c.most_of_attention(|attention| attention.head_dim)
+}
+
 /// Frequencies of RoPE in the band, as pairs of a head.
 fn band(c: &ModelConfig) -> Vec<usize> {
-    let Positions::Rope { frequencies } = &c.positions else { return Vec::new() };
+    let frequencies = frequencies(c);
     (0..frequencies.len()).filter(|&i| (BAND[0]..=BAND[1]).contains(&frequencies[i])).collect()
 }
 
 /// With which weights the first layer sees the token itself and those before it; empty where a head has no such frequencies.
 fn weights_back(c: &ModelConfig) -> Vec<f64> {
-    let (band, Positions::Rope { frequencies }) = (band(c), &c.positions) else { return Vec::new() };
+    let (band, frequencies) = (band(c), frequencies(c));
     if band.len() < 2 {
         return Vec::new();
     }
@@ -195,11 +204,12 @@ impl Planted {
         noise.fill(Stream::Common, 0, 0, 0, 1.0, &mut common);
         common.iter_mut().for_each(|v| *v = if *v < 0.0 { -1.0 } else { 1.0 });
         let experts = c.clusters();
-        let ranks = (0..c.layers).map(|l| shuffled(experts, &mut noise.rng(Stream::Common, l + 1, 0, 0))).collect();
+        let ranks =
+            (0..c.layers().len()).map(|l| shuffled(experts, &mut noise.rng(Stream::Common, l + 1, 0, 0))).collect();
         // A value is a product with the token's own half of a normalised input, and the mean of many is as long as their weights are.
         let value = length(&weights_back(c)) / 2f64.sqrt();
         let o_deviation = law.past * f64::from(EMBEDDING) / (value * (c.mixer(0).cols() as f64).sqrt());
-        Planted { law, noise, common, ranks, band: band(c), head_dim: c.head_dim, o_deviation: o_deviation as f32 }
+        Planted { law, noise, common, ranks, band: band(c), head_dim: head_dim(c), o_deviation: o_deviation as f32 }
     }
 
     /// Fills a row that is made in another way here; `deviation` is that of other models. Returns whether it was.

@@ -3,6 +3,7 @@
 use super::routing::{Law, Routing};
 use super::sparse::Sparse;
 use crate::error::{Error, Result};
+use crate::model::Description;
 use crate::model::config::{Activation, ModelConfig};
 use crate::placement::shapes::{Sizes, mixtral};
 
@@ -58,11 +59,19 @@ impl Mixture {
 }
 
 impl Shape {
-    /// Configuration of a model of this shape.
+    /// What a model of this shape is.
     ///
     /// # Errors
     /// [`Error::Usage`] naming the option that cannot be.
     pub fn config(&self) -> Result<ModelConfig> {
+        self.described()?.resolve().map_err(Error::Usage)
+    }
+
+    /// What its files say of it.
+    ///
+    /// # Errors
+    /// As [`Shape::config`].
+    pub fn described(&self) -> Result<Description> {
         let usage = |why: String| Error::Usage(why);
         if self.heads == 0 || !self.hidden.is_multiple_of(self.heads) {
             return Err(usage(format!("--hidden {} is not a multiple of --heads {}", self.hidden, self.heads)));
@@ -80,7 +89,7 @@ impl Shape {
         };
         let sizes = Sizes { hidden, layers, ffn, heads, kv_heads, vocab, context };
         let experts = self.experts.map(|of| mixtral(of.count, of.used));
-        let config = sizes.config(name, self.activation, experts);
+        let config = sizes.described(name, self.activation, experts);
         config.check().map_err(usage)?;
         if self.experts.is_some_and(|experts| experts.count < 2) {
             return Err(usage("--experts 1: a mixture has two experts or more; leave it out for a dense model".into()));
@@ -91,7 +100,7 @@ impl Shape {
             ));
         }
         if let Some(active) = self.active {
-            Sparse::check(&config, active)?;
+            Sparse::check(&config.resolve().map_err(usage)?, active)?;
         }
         Ok(config)
     }

@@ -75,24 +75,24 @@ impl Sparse {
     /// The latent space, thresholds and ranks for a shape that was checked.
     pub(super) fn new(c: &ModelConfig, noise: Noise, active: f64) -> Sparse {
         let power = power(c.activation).expect("the activation was checked");
-        let (hidden, layers) = (c.hidden as f64, c.layers as f64);
+        let (hidden, layers) = (c.hidden as f64, c.layers().len() as f64);
         let latent = LATENT as f64;
-        let shares = shares(c.ffn, active, ALPHA);
+        let shares = shares(c.widest_ffn(), active, ALPHA);
         let sphere = Sphere::new();
         // The deviation of a gate's value over tokens is that of its latent part times this.
         let spread = (1.0 + UNSEEN * UNSEEN).sqrt();
         let limits: Vec<f64> = shares.iter().map(|&p| spread * sphere.exceeded_by(p)).collect();
         // cos * b = sin * limit / sqrt(LATENT)
         let thresholds = limits.iter().map(|t| (t * (VARYING / CONSTANT / latent).sqrt()) as f32).collect();
-        let ranks = (0..c.layers)
+        let ranks = (0..c.layers().len())
             .map(|l| {
                 let of_expert = |expert| {
                     let mut rng = noise.rng(Stream::Ranks, l, expert, 0);
-                    let mut ranks: Vec<u32> = (0..c.ffn as u32).collect();
+                    let mut ranks: Vec<u32> = (0..c.widest_ffn() as u32).collect();
                     (1..ranks.len()).rev().for_each(|i| ranks.swap(i, rng.below(i as u64 + 1) as usize));
                     ranks
                 };
-                (0..c.form.experts.map_or(1, |experts| experts.count)).flat_map(of_expert).collect()
+                (0..c.experts(l).map_or(1, |experts| experts.count)).flat_map(of_expert).collect()
             })
             .collect();
         // A random direction has a share of LATENT / hidden of its squared length in the latent space.
@@ -102,7 +102,7 @@ impl Sparse {
         let gate = (hidden * VARYING / latent).sqrt();
         let gate_noise = UNSEEN * gate / (REST + growth * growth / 2.0).sqrt();
         let gate = gate / (1.0 + gate_noise * gate_noise).sqrt();
-        let activations = c.ffn as f64 * gate.powi(power) * sphere.moment(&limits, power);
+        let activations = c.widest_ffn() as f64 * gate.powi(power) * sphere.moment(&limits, power);
         Sparse {
             basis: basis(c.hidden, noise),
             thresholds,

@@ -50,7 +50,7 @@ impl Weights {
     /// By how much the layer's outlier `i` is larger than other channels: 100 times for the first one in the first and last layer, 20 times in
     /// the middle, later ones between, as few channels and layers have most of it.
     fn factor(&self, layer: usize, i: usize) -> f32 {
-        let (middle, far) = ((self.config.layers - 1) as f32 / 2.0, layer as f32);
+        let (middle, far) = ((self.config.layers().len() - 1) as f32 / 2.0, layer as f32);
         let edge = if middle > 0.0 { (far - middle).abs() / middle } else { 1.0 };
         20.0 + 80.0 * edge * edge * edge / (1.0 + i as f32 / 4.0)
     }
@@ -65,7 +65,7 @@ impl Weights {
     /// Rows `first..first + rows` of an expert's `down` (a model without experts has number 0) by output, `[rows, ffn]`; `first` is a
     /// multiple of [`super::noise::SEGMENT`] and there are at most that many.
     pub(super) fn down_by_output(&self, layer: usize, expert: usize, first: usize, out: &mut [f32]) {
-        let ffn = self.config.ffn;
+        let ffn = self.config.widest_ffn();
         let mut segment = vec![0.0; out.len() / ffn];
         for neuron in 0..ffn {
             self.noise.fill(
@@ -84,11 +84,11 @@ impl Weights {
     fn deviation(&self, stream: Stream) -> f32 {
         let c = &self.config;
         match (stream, &self.sparse) {
-            (Stream::Embed, None) if c.form.experts.is_some() => EMBEDDING,
+            (Stream::Embed, None) if c.is_mixture() => EMBEDDING,
             (Stream::O, Some(sparse)) => sparse.o_deviation,
             (Stream::Down, Some(sparse)) => sparse.down_deviation,
             (Stream::O, None) => 1.0 / (c.mixer(0).cols() as f32).sqrt(),
-            (Stream::Down, None) => 1.0 / (c.ffn as f32).sqrt(),
+            (Stream::Down, None) => 1.0 / (c.widest_ffn() as f32).sqrt(),
             _ => 1.0 / (c.hidden as f32).sqrt(),
         }
     }

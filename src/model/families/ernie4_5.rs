@@ -5,7 +5,7 @@ use super::leading::{self, Router};
 use super::names::{GGUF_INTERLEAVED, LLAMA, Names, QkvRows};
 use super::{Activated, Family};
 use crate::error::Result;
-use crate::model::config::ModelConfig;
+use crate::model::Description;
 use crate::model::layer::Scoring;
 use crate::model::role::Role;
 use serde_json::Value;
@@ -43,7 +43,7 @@ fn without_bias<'a>(c: &'a Fields<'a>) -> Result<&'a Fields<'a>> {
     Ok(c)
 }
 
-fn mixture_json(c: &Fields) -> Result<ModelConfig> {
+fn mixture_json(c: &Fields) -> Result<Description> {
     let mut all = without_bias(c)?.json.clone();
     for (ours, theirs) in [
         ("moe_num_experts", "n_routed_experts"),

@@ -6,8 +6,9 @@ use super::keys::Keys;
 use super::names::{GGUF, Names, QkvRows};
 use super::{Activated, Family};
 use crate::error::Result;
-use crate::model::config::{Activation, Ffn, ModelConfig, Norm};
-use crate::model::layer::{LayerForm, Norms};
+use crate::model::Description;
+use crate::model::config::{Activation, Ffn, Norm};
+use crate::model::layer::{CommonForm, Norms};
 use serde_json::Value;
 
 pub(super) const FAMILY: Family = Family {
@@ -19,7 +20,7 @@ pub(super) const FAMILY: Family = Family {
     gguf_tensors,
 };
 
-fn config_json(c: &Fields) -> Result<ModelConfig> {
+fn config_json(c: &Fields) -> Result<Description> {
     let (hidden, heads) = (c.size("hidden_size")?, c.size("num_attention_heads")?);
     let head_dim = hidden.checked_div(heads).unwrap_or(0);
     // Falcon RW: no rotation, one after the other, biases.
@@ -34,7 +35,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
         _ => c.optional_size("num_kv_heads")?.unwrap_or(heads),
     };
     let two = new && c.optional_size("num_ln_in_parallel_attn")?.unwrap_or(2) == 2;
-    Ok(ModelConfig {
+    Ok(Description {
         family: "falcon".into(),
         name: c.model_name()?,
         hidden,
@@ -71,20 +72,20 @@ fn activation(c: &Fields) -> Result<Activation> {
     c.ungated_activation("falcon", key, Activation::Gelu)
 }
 
-fn gguf(k: &Keys) -> Result<ModelConfig> {
+fn gguf(k: &Keys) -> Result<Description> {
     let config = k.common(k.layer_norm()?, None, Activated::GELU_UNGATED)?;
-    Ok(ModelConfig {
-        form: LayerForm { norms: form(k.has("blk.0.attn_norm_2.weight")).norms, ..config.form },
+    Ok(Description {
+        form: CommonForm { norms: form(k.has("blk.0.attn_norm_2.weight")).norms, ..config.form },
         ..config
     })
 }
 
-fn form(two_norms: bool) -> LayerForm {
+fn form(two_norms: bool) -> CommonForm {
     let norms = if two_norms { Norms::Parallel } else { Norms::ParallelShared };
-    LayerForm { norms, ..LayerForm::default() }
+    CommonForm { norms, ..CommonForm::default() }
 }
 
-fn names(config: &ModelConfig) -> Names {
+fn names(config: &Description) -> Names {
     let qkv = "self_attention.query_key_value";
     let (attention, ffn) = match config.form.norms {
         Norms::ParallelShared => ("input_layernorm", ""),
@@ -101,7 +102,7 @@ fn names(config: &ModelConfig) -> Names {
 }
 
 /// Where there are two norms, what llama.cpp calls `attn_norm` is the FFN's.
-fn gguf_tensors(config: &ModelConfig) -> Names {
+fn gguf_tensors(config: &Description) -> Names {
     let (attention, ffn) = match config.form.norms {
         Norms::ParallelShared => ("attn_norm", ""),
         _ => ("attn_norm_2", "attn_norm"),

@@ -6,8 +6,9 @@ use super::keys::Keys;
 use super::names::{GGUF, LLAMA, Names};
 use super::{Activated, Family};
 use crate::error::Result;
-use crate::model::config::{Activation, ModelConfig, RopeScaling, rope_frequencies};
-use crate::model::layer::{LayerForm, Norms, OwnForm};
+use crate::model::Description;
+use crate::model::config::{Activation, RopeScaling, rope_frequencies};
+use crate::model::layer::{CommonForm, Norms, OwnForm};
 use crate::model::role::Role;
 use serde_json::{Value, json};
 
@@ -50,7 +51,7 @@ fn defaults() -> Value {
     })
 }
 
-fn config_json(c: &Fields) -> Result<ModelConfig> {
+fn config_json(c: &Fields) -> Result<Description> {
     // A model that sees pictures has its text's part by itself.
     let text = if c.json["text_config"].is_object() { &c.json["text_config"] } else { c.json };
     let mut all = defaults();
@@ -83,7 +84,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
     Ok(gemma(config, windowed, theta, scalar))
 }
 
-fn gguf(k: &Keys) -> Result<ModelConfig> {
+fn gguf(k: &Keys) -> Result<Description> {
     for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if let Some(other) = k.number(key)?.filter(|&cap| cap != 0.0) {
             return Err(k.bad(key, format!("is {other}; no softcap is supported for gemma3")));
@@ -113,7 +114,7 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
 }
 
 /// Which layers have a window: by a list of the file, or all but one of `every`.
-pub(super) fn windowed(c: &Fields, config: &ModelConfig, every: usize) -> Vec<bool> {
+pub(super) fn windowed(c: &Fields, config: &Description, every: usize) -> Vec<bool> {
     match c.json["layer_types"].is_array() {
         true if config.form.windowed.is_empty() => vec![config.window.is_some(); config.layers],
         true => config.form.windowed.clone(),
@@ -127,7 +128,7 @@ fn pattern(layers: usize, every: usize) -> Vec<bool> {
 }
 
 /// The family's layers: those with a window rotate by `theta`, and queries are divided by the root of `scalar`.
-fn gemma(config: ModelConfig, windowed: Vec<bool>, theta: f64, scalar: f64) -> ModelConfig {
+fn gemma(config: Description, windowed: Vec<bool>, theta: f64, scalar: f64) -> Description {
     let layers: Vec<usize> = (0..config.layers).filter(|&layer| windowed.get(layer) == Some(&true)).collect();
     let local = rope_frequencies(config.head_dim.min(1 << 12), theta, &RopeScaling::None);
     let own = match layers.is_empty() {
@@ -136,6 +137,6 @@ fn gemma(config: ModelConfig, windowed: Vec<bool>, theta: f64, scalar: f64) -> M
     };
     let (window, windowed) = in_layers(config.window, windowed);
     let query_scale = (config.head_dim as f64 / scalar).sqrt() as f32;
-    let form = LayerForm { norms: Norms::Around, qk_norm: true, query_scale, windowed, own, ..config.form };
-    ModelConfig { window, form, embedding_scale: (config.hidden as f64).sqrt() as f32, ..config }
+    let form = CommonForm { norms: Norms::Around, qk_norm: true, query_scale, windowed, own, ..config.form };
+    Description { window, form, embedding_scale: (config.hidden as f64).sqrt() as f32, ..config }
 }

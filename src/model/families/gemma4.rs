@@ -7,8 +7,9 @@ use super::keys::Keys;
 use super::names::{ExpertNames, GGUF, LLAMA, Names};
 use super::{Activated, Family, gemma3};
 use crate::error::{Result, excerpt};
-use crate::model::config::{Activation, ModelConfig, Positions, RopeScaling, rope_frequencies};
-use crate::model::layer::{Experts, LayerForm, Norms, OwnForm, RouterInput, SharedForm};
+use crate::model::Description;
+use crate::model::config::{Activation, Positions, RopeScaling, rope_frequencies};
+use crate::model::layer::{CommonForm, Experts, Norms, OwnForm, RouterInput, SharedForm};
 use crate::model::role::Role;
 use serde_json::{Value, json};
 
@@ -148,7 +149,7 @@ fn rotation(c: &Fields, parameters: &Value, kind: &str, usual: (f64, f64)) -> Re
     Ok((theta, share))
 }
 
-fn config_json(c: &Fields) -> Result<ModelConfig> {
+fn config_json(c: &Fields) -> Result<Description> {
     let mut all = text_of(c);
     let parameters = all["rope_parameters"].take();
     let said = Fields { json: &all.clone(), ..*c };
@@ -190,7 +191,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
         reading,
     };
     let logit_cap = c.number("final_logit_softcapping")?.unwrap_or(0.0) as f32;
-    let config = kinds.gemma(ModelConfig { logit_cap, ..config }).map_err(|why| c.bad(key, why))?;
+    let config = kinds.gemma(Description { logit_cap, ..config }).map_err(|why| c.bad(key, why))?;
     let per_layer = c.size("hidden_size_per_layer_input")?;
     let widths = match c.flag("use_double_wide_mlp")?.unwrap_or(false) && reading > 0 {
         true => {
@@ -200,7 +201,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
         false => Vec::new(),
     };
     let ffn = widths.last().copied().unwrap_or(config.ffn);
-    Ok(ModelConfig { ffn, form: LayerForm { per_layer, widths, ..config.form }, ..config })
+    Ok(Description { ffn, form: CommonForm { per_layer, widths, ..config.form }, ..config })
 }
 
 /// Radians per position of the pairs of a head, of which the first `share` are rotated as if all were.
@@ -212,7 +213,7 @@ fn proportional(head_dim: usize, theta: f64, share: f64) -> Vec<f32> {
     frequencies
 }
 
-fn gguf(k: &Keys) -> Result<ModelConfig> {
+fn gguf(k: &Keys) -> Result<Description> {
     let key = "attn_logit_softcapping";
     if let Some(other) = k.number(key)?.filter(|&cap| cap != 0.0) {
         return Err(k.bad(key, format!("is {other}; no softcap of attention is supported for gemma4")));
@@ -260,21 +261,21 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
     };
     let output_scales = k.has("blk.0.layer_output_scale.weight");
     let cap = k.number("final_logit_softcapping")?.unwrap_or(0.0);
-    let config = kinds.gemma(ModelConfig { logit_cap: cap, ..config });
+    let config = kinds.gemma(Description { logit_cap: cap, ..config });
     let config = config.map_err(|why| k.bad("attention.shared_kv_layers", why))?;
     let per_layer = k.size("embedding_length_per_layer_input")?.unwrap_or(0);
-    Ok(ModelConfig { form: LayerForm { output_scales, per_layer, ..config.form }, ..config })
+    Ok(Description { form: CommonForm { output_scales, per_layer, ..config.form }, ..config })
 }
 
 /// The same mixture with an FFN of so many neurons beside its experts, each of which has a scale.
-fn beside_experts(mut config: ModelConfig, width: usize) -> ModelConfig {
+fn beside_experts(mut config: Description, width: usize) -> Description {
     let shared = Some(SharedForm { width, weighted: false, normed: true });
     config.form.experts = config.form.experts.map(|experts| Experts { scaled: true, shared, ..experts });
     config
 }
 
 /// Which layers of a GGUF have a window, `[layers]`.
-fn windowed(k: &Keys, config: &ModelConfig) -> Result<Vec<bool>> {
+fn windowed(k: &Keys, config: &Description) -> Result<Vec<bool>> {
     let key = "attention.sliding_window";
     if config.window.is_none() {
         return Err(k.bad(key, "missing: most layers of gemma4 have a window"));
@@ -291,7 +292,7 @@ fn windowed(k: &Keys, config: &ModelConfig) -> Result<Vec<bool>> {
 }
 
 /// Heads of keys and values of the layers without a window in a GGUF, and of those with one.
-fn kv_heads(k: &Keys, config: &ModelConfig, windowed: &[bool]) -> Result<[usize; 2]> {
+fn kv_heads(k: &Keys, config: &Description, windowed: &[bool]) -> Result<[usize; 2]> {
     let key = "attention.head_count_kv";
     let Ok(Some(list)) = k.gguf.metadata.i32s(&format!("{}.{key}", k.arch)) else { return Ok([config.kv_heads; 2]) };
     if list.len() < windowed.len() {
@@ -310,7 +311,7 @@ fn kv_heads(k: &Keys, config: &ModelConfig, windowed: &[bool]) -> Result<[usize;
 
 impl Kinds {
     /// The family's layers: those of the model's shape are without a window. The error says why the last ones cannot read others' keys.
-    fn gemma(self, config: ModelConfig) -> std::result::Result<ModelConfig, String> {
+    fn gemma(self, config: Description) -> std::result::Result<Description, String> {
         let Kinds { global, local, windowed, reading } = self;
         let Some(first_reading) = windowed.len().checked_sub(reading) else {
             return Err(format!("is {reading}, and there are {} layers", windowed.len()));
@@ -342,7 +343,7 @@ impl Kinds {
             *own != OwnForm { layers: own.layers.clone(), ..OwnForm::default() } && !own.layers.is_empty()
         });
         let (window, windowed) = in_layers(config.window, windowed);
-        let form = LayerForm {
+        let form = CommonForm {
             norms: Norms::Around,
             qk_norm: true,
             unscaled: true,
@@ -352,7 +353,7 @@ impl Kinds {
             own,
             ..config.form
         };
-        Ok(ModelConfig {
+        Ok(Description {
             kv_heads: global.kv_heads,
             head_dim: global.head_dim,
             positions: Positions::Rope { frequencies: global.frequencies },

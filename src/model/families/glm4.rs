@@ -5,7 +5,8 @@ use super::json::Fields;
 use super::leading::{self, Router};
 use super::names::{GGUF, LLAMA, Names, QkvRows};
 use crate::error::Result;
-use crate::model::config::{ModelConfig, Positions};
+use crate::model::Description;
+use crate::model::config::Positions;
 use crate::model::layer::Scoring;
 use crate::model::role::Role;
 use serde_json::Value;
@@ -31,7 +32,7 @@ const ROUTER: Router = Router::usually(Scoring::Sigmoid);
 /// Of a head this part is rotated where the file does not say it.
 const ROTATED: f64 = 0.5;
 
-fn config_json(c: &Fields) -> Result<ModelConfig> {
+fn config_json(c: &Fields) -> Result<Description> {
     c.refuse_unless_default("rope_scaling", &Value::Null)?;
     let (key, parameters) = ("partial_rotary_factor", &c.json["rope_parameters"]);
     if parameters["rope_type"].as_str().is_some_and(|kind| kind != "default") {
@@ -47,16 +48,16 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
     let rotated = (config.head_dim as f64 * factor) as usize;
     let positions = leading::rotation(config.head_dim, rotated, c.rope_theta()?).map_err(|why| c.bad(key, why))?;
     // The biases that the file speaks of are those of queries, keys and values.
-    Ok(ModelConfig { positions, output_bias: false, ..config })
+    Ok(Description { positions, output_bias: false, ..config })
 }
 
-fn names(config: &ModelConfig) -> Names {
+fn names(config: &Description) -> Names {
     let names = LLAMA.with(Role::SelectionBias, "mlp.gate.e_score_correction");
     Names { qkv: halves(config), shared: leading::SHARED, ..names }
 }
 
 /// The rotated numbers of a head stand first, in halves.
-pub(super) fn halves(config: &ModelConfig) -> QkvRows {
+pub(super) fn halves(config: &Description) -> QkvRows {
     let Positions::Rope { frequencies } = &config.positions else { return QkvRows::Apart };
     match 2 * frequencies.iter().filter(|frequency| **frequency > 0.0).count() {
         rotated if rotated < config.head_dim => QkvRows::Partial { rotated },

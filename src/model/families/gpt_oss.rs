@@ -6,8 +6,9 @@ use super::keys::Keys;
 use super::names::{GGUF, LLAMA, Names};
 use super::{Activated, Family};
 use crate::error::Result;
-use crate::model::config::{Activation, Ffn, ModelConfig, Positions, RopeScaling, rope_frequencies};
-use crate::model::layer::{Experts, LayerForm};
+use crate::model::Description;
+use crate::model::config::{Activation, Ffn, Positions, RopeScaling, rope_frequencies};
+use crate::model::layer::{CommonForm, Experts};
 use crate::model::role::Role;
 
 pub(super) const FAMILY: Family = Family {
@@ -32,13 +33,13 @@ const NAMES: Names = {
 const CLAMPED: Activated = Activated { unsaid: Activation::ClampedSwish, gated: true, both: false };
 
 /// A directory has gate and up of an expert in turns, and their scales apart from their blocks.
-fn refuse_directory(c: &Fields) -> Result<ModelConfig> {
+fn refuse_directory(c: &Fields) -> Result<Description> {
     let why = "gpt-oss is read as a GGUF only: its safetensors files hold gate and up in turns and scales apart from their numbers, which \
                cannot be read where they lie; take a GGUF of it, or make one: llama.cpp's convert_hf_to_gguf.py DIRECTORY";
     Err(c.bad("model_type", why))
 }
 
-fn gguf(k: &Keys) -> Result<ModelConfig> {
+fn gguf(k: &Keys) -> Result<Description> {
     if k.given.is_some() {
         return Err(k.bad("hidden_act", "gpt-oss has an activation of its own: leave --activation out"));
     }
@@ -67,8 +68,8 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
     let config = own.mixture(Some(Positions::Rope { frequencies }), CLAMPED, Routing::SOFTMAX)?;
     let experts = config.form.experts.map(|experts| Experts { biases: true, ..experts });
     let windowed = (0..config.layers).map(|layer| layer % 2 == 0).collect();
-    let form = LayerForm { experts, sinks: true, windowed, rotary_scale: scaling.of_rotated(), ..config.form };
-    Ok(ModelConfig { ffn_kind: Ffn::GatedClamped, attention_bias: true, output_bias: true, form, ..config })
+    let form = CommonForm { experts, sinks: true, windowed, rotary_scale: scaling.of_rotated(), ..config.form };
+    Ok(Description { ffn_kind: Ffn::GatedClamped, attention_bias: true, output_bias: true, form, ..config })
 }
 
 fn scaling(k: &Keys) -> Result<RopeScaling> {
@@ -80,25 +81,5 @@ fn scaling(k: &Keys) -> Result<RopeScaling> {
             return Err(k.bad(kind_key, format!("is {other}; gpt-oss has yarn, and nothing else is supported for it")));
         }
     }
-    if k.rope_factors.is_some() {
-        return Err(k.bad(kind_key, "yarn beside rope_freqs.weight is not supported"));
-    }
-    for (key, only) in [("rope.scaling.attn_factor", 1.0), ("rope.scaling.yarn_ext_factor", 1.0)] {
-        if let Some(other) = k.number(key)?.filter(|&number| number != only) {
-            return Err(k.bad(key, format!("is {other}; only {only} is supported")));
-        }
-    }
-    let positive = |key: &str, number: Option<f32>| match number {
-        Some(number) if number.is_finite() && number > 0.0 => Ok(f64::from(number)),
-        Some(number) => Err(k.bad(key, format!("{number} is not a positive number"))),
-        None => Err(k.bad(key, "missing")),
-    };
-    let number = |key: &str, usual: Option<f32>| positive(key, k.number(key)?.or(usual));
-    let original_key = "rope.scaling.original_context_length";
-    Ok(RopeScaling::Yarn {
-        factor: number("rope.scaling.factor", None)?,
-        fast: number("rope.scaling.yarn_beta_fast", Some(32.0))?,
-        slow: number("rope.scaling.yarn_beta_slow", Some(1.0))?,
-        original: positive(original_key, k.size(original_key)?.map(|positions| positions as f32))?,
-    })
+    k.yarn(false)
 }

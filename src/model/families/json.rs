@@ -2,10 +2,10 @@
 
 use super::{Activated, says_drelu, wants_drelu};
 use crate::error::{Error, Result};
-use crate::model::config::{
-    Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions, RopeScaling, check_layers, rope_frequencies,
-};
-use crate::model::layer::{Experts, LayerForm, RouterInput, Scoring};
+use crate::model::Description;
+use crate::model::config::{Activation, Ffn, NamedActivation, Norm, Positions, RopeScaling, rope_frequencies};
+use crate::model::described::check_layers;
+use crate::model::layer::{CommonForm, Experts, RouterInput, Scoring};
 use serde_json::Value;
 use std::path::Path;
 
@@ -44,7 +44,7 @@ impl Routing {
     pub const SOFTMAX: Routing = Routing { scoring: Scoring::Softmax, normalised: true, reads: RouterInput::FfnNorm };
 }
 
-/// A window and the layers that have it, as [`ModelConfig`] has them: a list only where layers differ.
+/// A window and the layers that have it, as [`Description`] has them: a list only where layers differ.
 pub fn in_layers(window: Option<usize>, windowed: Vec<bool>) -> (Option<usize>, Vec<bool>) {
     match (windowed.iter().all(|&has| has), windowed.contains(&true)) {
         (true, _) => (window, Vec::new()),
@@ -149,7 +149,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Llama's layers, of `family`: RMS norms, rotation of all of a head, a gate, one FFN.
-    pub fn llama(&self, family: &str, activated: Activated) -> Result<ModelConfig> {
+    pub fn llama(&self, family: &str, activated: Activated) -> Result<Description> {
         for key in ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_primary_experts"] {
             if let Some(count) = self.optional_size(key)?.filter(|&count| count > 0) {
                 let why =
@@ -162,17 +162,17 @@ impl<'a> Fields<'a> {
 
     /// The same with a mixture of `count` experts in the place of each FFN: `count` and `used` are the keys of how many there are and how
     /// many a token has, `width` that of their neurons.
-    pub fn mixture(&self, family: &str, activated: Activated, keys: [&str; 3], rule: Routing) -> Result<ModelConfig> {
+    pub fn mixture(&self, family: &str, activated: Activated, keys: [&str; 3], rule: Routing) -> Result<Description> {
         let [count, used, width] = keys;
         let Routing { scoring, normalised, reads } = rule;
         let (count, used) = (self.size(count)?, self.size(used)?);
         let experts = Experts { used, scoring, normalised, reads, ..Experts::all(count) };
         let config = self.layers(family, activated, width)?;
-        Ok(ModelConfig { form: LayerForm { experts: Some(experts), ..config.form }, ..config })
+        Ok(Description { form: CommonForm { experts: Some(experts), ..config.form }, ..config })
     }
 
     /// Llama's layers with FFNs of as many neurons as `width` says.
-    fn layers(&self, family: &str, activated: Activated, width: &str) -> Result<ModelConfig> {
+    fn layers(&self, family: &str, activated: Activated, width: &str) -> Result<Description> {
         let hidden = self.size("hidden_size")?;
         let heads = self.size("num_attention_heads")?;
         let head_dim = match self.optional_size("head_dim")? {
@@ -188,7 +188,7 @@ impl<'a> Fields<'a> {
         let bias = self.flag("attention_bias")?.unwrap_or(false);
         let (ffn, widths) = self.widths(width)?;
         let (window, windowed) = self.window()?;
-        Ok(ModelConfig {
+        Ok(Description {
             family: family.into(),
             name: self.model_name()?,
             hidden,
@@ -209,7 +209,7 @@ impl<'a> Fields<'a> {
             output_bias: bias,
             ffn_bias: false,
             tied: self.flag("tie_word_embeddings")?.unwrap_or(false),
-            form: LayerForm { widths, windowed, ..LayerForm::default() },
+            form: CommonForm { widths, windowed, ..CommonForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
             logit_cap: 0.0,

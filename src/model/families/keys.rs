@@ -4,10 +4,10 @@ use super::json::Routing;
 use super::{Activated, RELU_OR_DRELU, says_drelu, wants_drelu};
 use crate::error::{Error, Result};
 use crate::formats::gguf::Gguf;
-use crate::model::config::{
-    Activation, Ffn, ModelConfig, NamedActivation, Norm, Positions, RopeScaling, check_layers, rope_frequencies,
-};
-use crate::model::layer::{Experts, LayerForm};
+use crate::model::Description;
+use crate::model::config::{Activation, Ffn, NamedActivation, Norm, Positions, RopeScaling, rope_frequencies};
+use crate::model::described::check_layers;
+use crate::model::layer::{CommonForm, Experts};
 use std::path::Path;
 
 /// The metadata of a GGUF with all else that decides about its model.
@@ -63,7 +63,7 @@ impl Keys<'_> {
 
     /// The shape by the keys that all architectures have: sizes, heads, and which biases there are. The layers are Llama's with this
     /// norm, these positions (`None` for RoPE by the file's keys) and this activation.
-    pub fn common(&self, norm: Norm, positions: Option<Positions>, activated: Activated) -> Result<ModelConfig> {
+    pub fn common(&self, norm: Norm, positions: Option<Positions>, activated: Activated) -> Result<Description> {
         if let Some(count) = self.experts()? {
             let why =
                 format!("says that its FFNs are mixtures of {count} experts, which is not supported for {}", self.arch);
@@ -78,7 +78,7 @@ impl Keys<'_> {
     }
 
     /// As [`Keys::common`] with a mixture of experts in the place of each FFN, and RMS norms.
-    pub fn mixture(&self, positions: Option<Positions>, activated: Activated, rule: Routing) -> Result<ModelConfig> {
+    pub fn mixture(&self, positions: Option<Positions>, activated: Activated, rule: Routing) -> Result<Description> {
         for key in ["expert_shared_count", "leading_dense_block_count", "expert_group_count"] {
             if let Some(other) = self.size(key)?.filter(|&other| other > 0) {
                 return Err(self.bad(key, format!("is {other}; only mixtures without such parts are supported")));
@@ -91,7 +91,7 @@ impl Keys<'_> {
     }
 
     /// The same, of families that read for themselves what a mixture has beside its experts.
-    pub fn routed(&self, positions: Option<Positions>, activated: Activated, rule: Routing) -> Result<ModelConfig> {
+    pub fn routed(&self, positions: Option<Positions>, activated: Activated, rule: Routing) -> Result<Description> {
         let Routing { scoring, normalised, reads } = rule;
         let (count, used) = (self.required("expert_count")?, self.required("expert_used_count")?);
         // Mixtral's files name the size of an expert by the key of other models' FFNs.
@@ -99,7 +99,7 @@ impl Keys<'_> {
         let width = if self.size(expert_width)?.is_some() { expert_width } else { "feed_forward_length" };
         let config = self.layers(self.rms_norm()?, positions, activated, width)?;
         let experts = Experts { used, scoring, normalised, reads, ..Experts::all(count) };
-        Ok(ModelConfig { form: LayerForm { experts: Some(experts), ..config.form }, ..config })
+        Ok(Description { form: CommonForm { experts: Some(experts), ..config.form }, ..config })
     }
 
     fn layers(
@@ -108,7 +108,7 @@ impl Keys<'_> {
         positions: Option<Positions>,
         activated: Activated,
         width: &str,
-    ) -> Result<ModelConfig> {
+    ) -> Result<Description> {
         let hidden = self.required("embedding_length")?;
         let heads = self.required("attention.head_count")?;
         if heads == 0 {
@@ -136,7 +136,7 @@ impl Keys<'_> {
             (true, false) => (named.function, Ffn::Gated),
         };
         let (ffn, widths) = self.widths(width)?;
-        Ok(ModelConfig {
+        Ok(Description {
             family: self.arch.into(),
             name: self.gguf.metadata.str("general.name")?.unwrap_or_default().into(),
             hidden,
@@ -156,7 +156,7 @@ impl Keys<'_> {
             output_bias: self.has("blk.0.attn_output.bias"),
             ffn_bias: false,
             tied: !self.has("output.weight"),
-            form: LayerForm { widths, ..LayerForm::default() },
+            form: CommonForm { widths, ..CommonForm::default() },
             embedding_scale: 1.0,
             logit_scale: 1.0,
             logit_cap: 0.0,
@@ -202,6 +202,10 @@ impl Keys<'_> {
 
     /// The same of a family of which part of a head may be rotated.
     pub fn whole_head_dim(&self, usual: usize) -> Result<usize> {
+        // What is kept of a position with latents, whose keys and values have sizes of their own.
+        if let ("deepseek2", Some(rank)) = (self.arch, self.size("attention.kv_lora_rank")?) {
+            return Ok(rank.saturating_add(self.required("rope.dimension_count")?));
+        }
         let head_dim = self.size("attention.key_length")?.unwrap_or(usual);
         if self.size("attention.value_length")?.is_some_and(|v| v != head_dim) {
             return Err(self.bad("attention.value_length", "differs from the key length"));
@@ -226,6 +230,32 @@ impl Keys<'_> {
             return Err(self.bad("rope.freq_base", format!("{theta} is not a positive number")));
         }
         Ok(theta)
+    }
+
+    /// The numbers of a scaling whose kind is yarn; `rounded` is what a family does with its bounds.
+    pub fn yarn(&self, rounded: bool) -> Result<RopeScaling> {
+        if self.rope_factors.is_some() {
+            return Err(self.bad("rope.scaling.type", "yarn beside rope_freqs.weight is not supported"));
+        }
+        for (key, only) in [("rope.scaling.attn_factor", 1.0), ("rope.scaling.yarn_ext_factor", 1.0)] {
+            if let Some(other) = self.number(key)?.filter(|&number| number != only) {
+                return Err(self.bad(key, format!("is {other}; only {only} is supported")));
+            }
+        }
+        let positive = |key: &str, number: Option<f32>| match number {
+            Some(number) if number.is_finite() && number > 0.0 => Ok(f64::from(number)),
+            Some(number) => Err(self.bad(key, format!("{number} is not a positive number"))),
+            None => Err(self.bad(key, "missing")),
+        };
+        let number = |key: &str, usual: Option<f32>| positive(key, self.number(key)?.or(usual));
+        let original_key = "rope.scaling.original_context_length";
+        Ok(RopeScaling::Yarn {
+            factor: number("rope.scaling.factor", None)?,
+            fast: number("rope.scaling.yarn_beta_fast", Some(32.0))?,
+            slow: number("rope.scaling.yarn_beta_slow", Some(1.0))?,
+            original: positive(original_key, self.size(original_key)?.map(|positions| positions as f32))?,
+            rounded,
+        })
     }
 
     fn frequencies(&self, head_dim: usize) -> Result<Vec<f32>> {

@@ -4,8 +4,10 @@ use super::Activated;
 use super::json::{Fields, Routing};
 use super::keys::Keys;
 use crate::error::Result;
-use crate::model::config::{ModelConfig, Positions, RopeScaling, check_layers, rope_frequencies};
-use crate::model::layer::{Experts, Groups, LayerForm, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm};
+use crate::model::Description;
+use crate::model::config::{Positions, RopeScaling, rope_frequencies};
+use crate::model::described::check_layers;
+use crate::model::layer::{CommonForm, Experts, Groups, OwnFfn, OwnForm, RouterInput, Scoring, SharedForm};
 use serde_json::Value;
 
 /// What a mixture has beside the experts that a router chooses.
@@ -24,12 +26,20 @@ pub(super) struct Beside {
 
 /// How a family's router makes weights where its files do not say it.
 #[derive(Clone, Copy)]
-pub(super) struct Router(Scoring);
+pub(super) struct Router {
+    scoring: Scoring,
+    normalised: bool,
+}
 
 impl Router {
     /// Scores of this kind, and weights that are divided by their sum.
     pub const fn usually(scoring: Scoring) -> Router {
-        Router(scoring)
+        Router { scoring, normalised: true }
+    }
+
+    /// Scores of this kind, which are the weights.
+    pub const fn plainly(scoring: Scoring) -> Router {
+        Router { scoring, normalised: false }
     }
 }
 
@@ -38,7 +48,7 @@ pub(super) const SHARED: [&str; 4] =
     ["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj", ""];
 
 /// A GGUF's mixture, with these positions (`None` for RoPE over whole heads by the file's keys).
-pub(super) fn gguf(k: &Keys, Router(usual): Router, positions: Option<Positions>) -> Result<ModelConfig> {
+pub(super) fn gguf(k: &Keys, usual: Router, positions: Option<Positions>) -> Result<Description> {
     for key in ["interleave_moe_layer_step", "moe_layer_freq", "moe_every_n_layers"] {
         if let Some(other) = k.size(key)?.filter(|&step| step > 1) {
             return Err(k.bad(key, format!("is {other}; only mixtures in every layer behind the first are supported")));
@@ -46,14 +56,14 @@ pub(super) fn gguf(k: &Keys, Router(usual): Router, positions: Option<Positions>
     }
     let scoring = match k.size("expert_gating_func")? {
         // The first files lack the key.
-        None | Some(0) => usual,
+        None | Some(0) => usual.scoring,
         Some(1) => Scoring::Softmax,
         Some(2) => Scoring::Sigmoid,
         Some(other) => {
             return Err(k.bad("expert_gating_func", format!("is {other}; known are 1 (softmax) and 2 (sigmoid)")));
         }
     };
-    let normalised = k.flag("expert_weights_norm")?.unwrap_or(true);
+    let normalised = k.flag("expert_weights_norm")?.unwrap_or(usual.normalised);
     let config = k.routed(positions, Activated::SILU, Routing { scoring, normalised, reads: RouterInput::FfnNorm })?;
     let layers = k.layer_count()?;
     // Blocks that predict later tokens stand behind the others.
@@ -71,13 +81,13 @@ pub(super) fn gguf(k: &Keys, Router(usual): Router, positions: Option<Positions>
         leading: k.size("leading_dense_block_count")?.unwrap_or(0),
         width: k.required("feed_forward_length")?,
     };
-    Ok(beside.of(ModelConfig { layers, ..config }))
+    Ok(beside.of(Description { layers, ..config }))
 }
 
 /// A directory's mixture.
-pub(super) fn config_json(c: &Fields, family: &str, Router(scoring): Router) -> Result<ModelConfig> {
+pub(super) fn config_json(c: &Fields, family: &str, usual: Router) -> Result<Description> {
     c.refuse_unless_default("moe_layer_freq", &Value::from(1))?;
-    let normalised = c.flag("norm_topk_prob")?.unwrap_or(true);
+    let (scoring, normalised) = (usual.scoring, c.flag("norm_topk_prob")?.unwrap_or(usual.normalised));
     let keys = ["n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"];
     let config =
         c.mixture(family, Activated::SILU, keys, Routing { scoring, normalised, reads: RouterInput::FfnNorm })?;
@@ -93,9 +103,9 @@ pub(super) fn config_json(c: &Fields, family: &str, Router(scoring): Router) -> 
 
 impl Beside {
     /// The mixture with all of it.
-    pub fn of(self, config: ModelConfig) -> ModelConfig {
+    pub fn of(self, config: Description) -> Description {
         let [count, used] = self.groups;
-        let groups = (count > 1).then_some(Groups { count, used });
+        let groups = (count > 1).then_some(Groups { count, used, best: 2 });
         let shared = (self.shared > 0).then_some(SharedForm { width: self.shared, weighted: false, normed: false });
         let with = |experts| Experts { groups, shared, scale: self.scale, ..experts };
         let layers: Vec<usize> = (0..self.leading.min(config.layers)).collect();
@@ -103,7 +113,7 @@ impl Beside {
             true => Vec::new(),
             false => vec![OwnForm { layers, ffn: Some(OwnFfn::Dense(self.width)), ..OwnForm::default() }],
         };
-        ModelConfig { form: LayerForm { experts: config.form.experts.map(with), own, ..config.form }, ..config }
+        Description { form: CommonForm { experts: config.form.experts.map(with), own, ..config.form }, ..config }
     }
 }
 

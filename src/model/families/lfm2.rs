@@ -6,8 +6,8 @@ use super::leading::{self, Router};
 use super::names::{ExpertNames, GGUF, LLAMA, Names};
 use super::{Activated, Family};
 use crate::error::Result;
-use crate::model::config::ModelConfig;
-use crate::model::layer::{LayerForm, OwnFfn, OwnForm, Scoring};
+use crate::model::Description;
+use crate::model::layer::{CommonForm, OwnFfn, OwnForm, Scoring};
 use crate::model::role::Role;
 use serde_json::Value;
 
@@ -84,7 +84,7 @@ const GGUF_NAMES: Names = {
 /// Positions that the convolution reads where a file does not say it.
 const TAPS: usize = 3;
 
-fn config_json(c: &Fields, family: &str, read: impl Fn(&Fields) -> Result<ModelConfig>) -> Result<ModelConfig> {
+fn config_json(c: &Fields, family: &str, read: impl Fn(&Fields) -> Result<Description>) -> Result<Description> {
     let mut all = c.json.clone();
     // In the terms of other families.
     for (ours, theirs) in [
@@ -141,7 +141,7 @@ fn adjusted(c: &Fields, ffn: usize) -> Result<usize> {
     scaled.checked_next_multiple_of(multiple).ok_or_else(|| c.bad(key, "is too large"))
 }
 
-fn gguf(k: &Keys, config: ModelConfig) -> Result<ModelConfig> {
+fn gguf(k: &Keys, config: Description) -> Result<Description> {
     let key = "attention.head_count_kv";
     let Some(kv_heads) = k.gguf.metadata.i32s(&format!("{}.{key}", k.arch))? else {
         return Err(k.bad(key, "is no list, and does not say which layers have attention"));
@@ -154,7 +154,7 @@ fn gguf(k: &Keys, config: ModelConfig) -> Result<ModelConfig> {
 }
 
 /// The same with a convolution in the layers that have no attention.
-fn convolved(config: ModelConfig, attends: &[bool], taps: usize) -> ModelConfig {
+fn convolved(config: Description, attends: &[bool], taps: usize) -> Description {
     let dense = config.form.own.iter().find_map(|own| own.ffn).filter(|ffn| matches!(ffn, OwnFfn::Dense(_)));
     let leads = |layer: usize| config.form.own.iter().any(|own| own.has(layer));
     // Layers with a convolution, with one FFN in the place of experts, and with both.
@@ -165,5 +165,5 @@ fn convolved(config: ModelConfig, attends: &[bool], taps: usize) -> ModelConfig 
         ..OwnForm::default()
     });
     let own = groups.into_iter().filter(|own| !own.layers.is_empty()).collect();
-    ModelConfig { form: LayerForm { qk_norm: true, own, ..config.form }, ..config }
+    Description { form: CommonForm { qk_norm: true, own, ..config.form }, ..config }
 }

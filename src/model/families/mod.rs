@@ -1,9 +1,10 @@
-//! Reads a config.json or a GGUF's metadata into a [`ModelConfig`], and knows what the files of a family call their tensors. Each family
+//! Reads a config.json or a GGUF's metadata into a [`Description`], and knows what the files of a family call their tensors. Each family
 //! is a file. Whatever is not known is refused by name: a model that ran with the wrong activation or without its scaling would give
 //! wrong answers.
 
 mod activated;
 mod bamboo;
+mod deepseek2;
 mod dots1;
 mod ernie4_5;
 mod falcon;
@@ -32,7 +33,8 @@ mod smollm3;
 pub use activated::says_drelu;
 pub use family::Family;
 
-use super::config::{ModelConfig, NamedActivation};
+use super::config::NamedActivation;
+use super::described::Description;
 use crate::error::{Error, Result, excerpt};
 use crate::formats::Tensors;
 use crate::formats::gguf::Gguf;
@@ -43,7 +45,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 43] = [
+const FAMILIES: [Family; 48] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -79,6 +81,11 @@ const FAMILIES: [Family; 43] = [
     lfm2::FAMILY,
     lfm2::MIXTURE,
     lfm2::MIXTURE_GGUF,
+    deepseek2::FAMILY,
+    deepseek2::V2,
+    deepseek2::V3,
+    deepseek2::KIMI,
+    deepseek2::GLM_LITE,
     dots1::FAMILY,
     ernie4_5::FAMILY,
     ernie4_5::MIXTURE,
@@ -104,7 +111,7 @@ fn known() -> String {
 ///
 /// # Errors
 /// [`Error::BadFile`] with the field that is missing, contradicts another or says what is not supported.
-pub fn from_config_json(json: &Value, path: &Path, given: Option<NamedActivation>) -> Result<ModelConfig> {
+pub fn from_config_json(json: &Value, path: &Path, given: Option<NamedActivation>) -> Result<Description> {
     let fields = Fields { json, path, given };
     let name = fields
         .text("model_type")?
@@ -124,7 +131,7 @@ pub fn from_gguf(
     path: &Path,
     rope_factors: Option<Vec<f32>>,
     given: Option<NamedActivation>,
-) -> Result<ModelConfig> {
+) -> Result<Description> {
     let key = "general.architecture";
     let arch = gguf.metadata.str(key)?.ok_or_else(|| Error::bad(path, key, "missing"))?;
     let Some(read) = find(arch).and_then(|family| family.gguf) else {
@@ -135,16 +142,16 @@ pub fn from_gguf(
 }
 
 /// The names of the tensors in a Hugging Face directory with this configuration.
-pub fn tensors(config: &ModelConfig, tensors: &Tensors) -> Names {
+pub fn tensors(config: &Description, tensors: &Tensors) -> Names {
     (find(&config.family).expect("made by a family").tensors)(config, tensors).with_prefix_of(tensors)
 }
 
 /// The names of the tensors in a GGUF with this configuration.
-pub fn gguf_tensors(config: &ModelConfig) -> Names {
+pub fn gguf_tensors(config: &Description) -> Names {
     (find(&config.family).expect("made by a family").gguf_tensors)(config)
 }
 
-fn checked(config: ModelConfig, path: &Path) -> Result<ModelConfig> {
+fn checked(config: Description, path: &Path) -> Result<Description> {
     config.check().map_err(|why| Error::bad(path, "", why))?;
     Ok(config)
 }

@@ -16,8 +16,8 @@ pub struct Names {
     /// Names behind the number of a layer, in the order of [`Role`]: norm of attention, q, k, v, output, norm of the FFN, gate, up, down.
     /// Empty where a family has none; q, k and v are the same where they are one tensor.
     pub inside: [&'static str; 9],
-    /// The same for the roles from the norm of queries to that of what a layer's own numbers add ([`Names::with`]).
-    pub more: [&'static str; 27],
+    /// The same for the roles from the norm of queries to what makes values of a latent ([`Names::with`]).
+    pub more: [&'static str; 33],
     /// The same for the shared expert's gate, up, down and router row.
     pub shared: [&'static str; 4],
     /// Outside the layers, what makes each layer's own numbers of a token: table, projection, norm. Empty where a family has none.
@@ -92,7 +92,7 @@ pub const LLAMA: Names = Names {
         "mlp.up_proj",
         "mlp.down_proj",
     ],
-    more: [""; 27],
+    more: [""; 33],
     shared: [
         "mlp.shared_expert.gate_proj",
         "mlp.shared_expert.up_proj",
@@ -149,6 +149,12 @@ pub const GGUF: Names = Names {
         "inp_gate",
         "proj",
         "post_norm",
+        "attn_q_a_norm",
+        "attn_q_b",
+        "attn_kv_a_norm",
+        "attn_kv_b",
+        "attn_k_b",
+        "attn_v_b",
     ],
     shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp"],
     per_layer: ["per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"],
@@ -262,7 +268,7 @@ impl Names {
     }
 
     /// For each row of a mixer's role, in the engine's order, its row in the file's tensor; `None` where they are the same.
-    pub fn row_order(&self, role: Role, mixer: Mixer<'_>) -> Option<Vec<usize>> {
+    pub fn row_order(&self, role: Role, mixer: Mixer) -> Option<Vec<usize>> {
         match mixer {
             Mixer::Attention(attention) => self.attention_rows(role, &attention),
             Mixer::Linear(linear) => self.linear_rows(role, &linear),
@@ -272,7 +278,11 @@ impl Names {
 
     /// The same of attention. The engine's order is head after head, each head's rows in rotate-half order. A gate stands in the tensor of
     /// queries: of each head the query's rows, then the gate's.
-    fn attention_rows(&self, role: Role, a: &Attention<'_>) -> Option<Vec<usize>> {
+    fn attention_rows(&self, role: Role, a: &Attention) -> Option<Vec<usize>> {
+        // Of a latent they stand as they are rotated.
+        if a.latent.is_some() {
+            return None;
+        }
         let heads = match role {
             Role::Q | Role::AttnGate => a.heads,
             Role::K | Role::V => a.kv_heads,

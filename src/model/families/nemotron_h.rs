@@ -7,8 +7,9 @@ use super::leading::Beside;
 use super::names::{DeltaRows, ExpertNames, GGUF, LLAMA, Names};
 use super::{Activated, Family};
 use crate::error::Result;
-use crate::model::config::{Activation, Ffn, ModelConfig, Positions};
-use crate::model::layer::{LayerForm, LinearAttention, OwnFfn, OwnForm, RouterInput, Scoring, StateRule};
+use crate::model::Description;
+use crate::model::config::{Activation, Ffn, Positions};
+use crate::model::layer::{CommonForm, LinearAttention, OwnFfn, OwnForm, RouterInput, Scoring, StateRule};
 use crate::model::role::Role;
 use serde_json::Value;
 
@@ -96,7 +97,7 @@ enum Block {
     Ffn,
 }
 
-fn config_json(c: &Fields) -> Result<ModelConfig> {
+fn config_json(c: &Fields) -> Result<Description> {
     let blocks = blocks(c)?;
     let mut all = c.json.clone();
     // In the terms of other families. What stands there of a rotation is of no account.
@@ -180,7 +181,7 @@ fn blocks(c: &Fields) -> Result<Vec<Block>> {
     letters.chars().map(block).collect()
 }
 
-fn gguf(k: &Keys) -> Result<ModelConfig> {
+fn gguf(k: &Keys) -> Result<Description> {
     let list = |key: &str| -> Result<Vec<i32>> {
         let numbers = k.gguf.metadata.i32s(&format!("{}.{key}", k.arch))?;
         numbers
@@ -261,7 +262,7 @@ fn no_latent(size: Option<usize>) -> Result<(), String> {
 }
 
 /// The layers that the blocks make: a mixer each, and the FFN behind it where there is one.
-fn layers(config: ModelConfig, blocks: &[Block], mamba: LinearAttention) -> Result<ModelConfig, String> {
+fn layers(config: Description, blocks: &[Block], mamba: LinearAttention) -> Result<Description, String> {
     let mut parts: Vec<(Block, bool)> = Vec::new();
     for &block in blocks {
         match (block, parts.last_mut()) {
@@ -277,6 +278,6 @@ fn layers(config: ModelConfig, blocks: &[Block], mamba: LinearAttention) -> Resu
         ..OwnForm::default()
     });
     let own = groups.into_iter().filter(|own| !own.layers.is_empty()).collect();
-    let form = LayerForm { own, rotated: vec![false; parts.len()], ..config.form };
-    Ok(ModelConfig { layers: parts.len(), ffn_kind: Ffn::Plain, window: None, form, ..config })
+    let form = CommonForm { own, rotated: vec![false; parts.len()], ..config.form };
+    Ok(Description { layers: parts.len(), ffn_kind: Ffn::Plain, window: None, form, ..config })
 }

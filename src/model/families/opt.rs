@@ -5,8 +5,9 @@ use super::keys::Keys;
 use super::names::{GGUF, Names};
 use super::{Activated, Family, ungated};
 use crate::error::Result;
-use crate::model::config::{Activation, Ffn, ModelConfig, Norm, Positions};
-use crate::model::layer::LayerForm;
+use crate::model::Description;
+use crate::model::config::{Activation, Ffn, Norm, Positions};
+use crate::model::layer::CommonForm;
 use serde_json::Value;
 
 /// The table of positions has two rows before that of position 0.
@@ -21,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
     gguf_tensors: |_| GGUF,
 };
 
-fn config_json(c: &Fields) -> Result<ModelConfig> {
+fn config_json(c: &Fields) -> Result<Description> {
     let hidden = c.size("hidden_size")?;
     let heads = c.size("num_attention_heads")?;
     c.refuse_unless_default("do_layer_norm_before", &Value::Bool(true))?;
@@ -34,7 +35,7 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
         Some(given) => given,
         None => c.named_activation(key)?.unwrap_or(Activation::Relu.into()),
     };
-    Ok(ModelConfig {
+    Ok(Description {
         family: "opt".into(),
         name: c.model_name()?,
         hidden,
@@ -54,16 +55,16 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
         output_bias: true,
         ffn_bias: true,
         tied: c.flag("tie_word_embeddings")?.unwrap_or(true),
-        form: LayerForm::default(),
+        form: CommonForm::default(),
         embedding_scale: 1.0,
         logit_scale: 1.0,
         logit_cap: 0.0,
     })
 }
 
-fn gguf(k: &Keys) -> Result<ModelConfig> {
+fn gguf(k: &Keys) -> Result<Description> {
     let config = k.common(k.layer_norm()?, Some(POSITIONS), Activated::RELU_UNGATED)?;
-    Ok(ModelConfig { ffn_bias: true, ..config })
+    Ok(Description { ffn_bias: true, ..config })
 }
 
 const NAMES: Names = Names {

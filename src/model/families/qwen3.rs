@@ -5,8 +5,8 @@ use super::keys::Keys;
 use super::names::GGUF;
 use super::{Activated, Family, llama, qwen2};
 use crate::error::Result;
-use crate::model::config::ModelConfig;
-use crate::model::layer::LayerForm;
+use crate::model::Description;
+use crate::model::layer::CommonForm;
 use serde_json::Value;
 
 pub(super) const FAMILY: Family = Family {
@@ -30,11 +30,11 @@ pub(super) const MIXTURE_GGUF: Family = Family {
     ..FAMILY
 };
 
-fn normed(config: ModelConfig) -> ModelConfig {
-    ModelConfig { form: LayerForm { qk_norm: true, ..config.form }, ..config }
+fn normed(config: Description) -> Description {
+    Description { form: CommonForm { qk_norm: true, ..config.form }, ..config }
 }
 
-fn mixture_json(c: &Fields) -> Result<ModelConfig> {
+fn mixture_json(c: &Fields) -> Result<Description> {
     c.refuse_unless_default("decoder_sparse_step", &Value::from(1))?;
     c.refuse_unless_default("mlp_only_layers", &Value::Array(Vec::new()))?;
     let keys = ["num_experts", "num_experts_per_tok", "moe_intermediate_size"];

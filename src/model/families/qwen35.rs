@@ -6,8 +6,9 @@ use super::keys::Keys;
 use super::names::{DeltaRows, GGUF, LLAMA, Names};
 use super::{Activated, Family, glm4, leading, qwen2};
 use crate::error::Result;
-use crate::model::config::{ModelConfig, check_layers};
-use crate::model::layer::{LayerForm, LinearAttention, OwnForm, StateRule};
+use crate::model::Description;
+use crate::model::described::check_layers;
+use crate::model::layer::{CommonForm, LinearAttention, OwnForm, StateRule};
 use crate::model::role::Role;
 use serde_json::Value;
 
@@ -72,7 +73,7 @@ const EVERY: usize = 4;
 const ROTATED: f64 = 0.25;
 
 /// A directory's weights of norms are those by which 1 is exceeded, but for the norm of what a delta net's heads make.
-fn names(config: &ModelConfig) -> Names {
+fn names(config: &Description) -> Names {
     let names = LLAMA
         .with(Role::MixerIn, "linear_attn.in_proj_qkv")
         .with(Role::DeltaGate, "linear_attn.in_proj_z")
@@ -86,7 +87,7 @@ fn names(config: &ModelConfig) -> Names {
     Names { qkv: glm4::halves(config), norm_offset: 1.0, ..names }
 }
 
-fn gguf_names(config: &ModelConfig, delta: DeltaRows) -> Names {
+fn gguf_names(config: &Description, delta: DeltaRows) -> Names {
     let names = GGUF
         .with(Role::FfnNorm, "post_attention_norm")
         .with(Role::MixerIn, "attn_qkv")
@@ -95,7 +96,7 @@ fn gguf_names(config: &ModelConfig, delta: DeltaRows) -> Names {
     Names { qkv: glm4::halves(config), delta, ..names }
 }
 
-fn config_json(c: &Fields, family: &str) -> Result<ModelConfig> {
+fn config_json(c: &Fields, family: &str) -> Result<Description> {
     // A model that sees pictures has its text's part by itself.
     let text = if c.json["text_config"].is_object() { &c.json["text_config"] } else { c.json };
     let mut all = text.clone();
@@ -149,10 +150,10 @@ fn config_json(c: &Fields, family: &str) -> Result<ModelConfig> {
     if attends.len() != config.layers {
         return Err(c.bad(key, format!("names {} layers of {}", attends.len(), config.layers)));
     }
-    Ok(hybrid(ModelConfig { positions, ..config }, &attends, delta))
+    Ok(hybrid(Description { positions, ..config }, &attends, delta))
 }
 
-fn gguf(k: &Keys) -> Result<ModelConfig> {
+fn gguf(k: &Keys) -> Result<Description> {
     let positions = Some(leading::partial_rotary(k)?);
     let config = match k.experts()? {
         None => k.common(k.rms_norm()?, positions, Activated::SILU)?,
@@ -186,7 +187,7 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
     if attends.len() < layers {
         return Err(k.bad(key, format!("names {} layers of {layers}", attends.len())));
     }
-    Ok(hybrid(ModelConfig { layers, ..config }, &attends[..layers], delta))
+    Ok(hybrid(Description { layers, ..config }, &attends[..layers], delta))
 }
 
 /// One layer of `every` has attention: the last of them.
@@ -195,11 +196,11 @@ fn every(layers: usize, every: usize) -> Vec<bool> {
 }
 
 /// The family's layers: attention with a gate in some, and a delta net in the others.
-fn hybrid(config: ModelConfig, attends: &[bool], delta: LinearAttention) -> ModelConfig {
+fn hybrid(config: Description, attends: &[bool], delta: LinearAttention) -> Description {
     let layers: Vec<usize> = (0..config.layers).filter(|&layer| !attends[layer]).collect();
     let own = match layers.is_empty() {
         true => Vec::new(),
         false => vec![OwnForm { layers, linear: Some(delta), ..OwnForm::default() }],
     };
-    ModelConfig { form: LayerForm { qk_norm: true, gated: true, own, ..config.form }, ..config }
+    Description { form: CommonForm { qk_norm: true, gated: true, own, ..config.form }, ..config }
 }

@@ -6,8 +6,9 @@ use super::keys::Keys;
 use super::names::{ExpertNames, GGUF, LLAMA, Names};
 use super::{Activated, Family};
 use crate::error::Result;
-use crate::model::config::{Activation, ModelConfig};
-use crate::model::layer::{LayerForm, RouterInput, Scoring};
+use crate::model::Description;
+use crate::model::config::Activation;
+use crate::model::layer::{CommonForm, RouterInput, Scoring};
 use crate::model::role::Role;
 use serde_json::Value;
 
@@ -35,7 +36,7 @@ fn routing(softmax: bool) -> Routing {
     Routing { scoring, normalised: true, reads: RouterInput::Layer }
 }
 
-fn config_json(c: &Fields) -> Result<ModelConfig> {
+fn config_json(c: &Fields) -> Result<Description> {
     c.refuse_unless_default("moe_enable_early_router", &Value::Bool(true))?;
     c.refuse_unless_default("moe_enable_secondary_experts", &Value::Bool(false))?;
     let keys = ["moe_num_primary_experts", "moe_num_active_primary_experts", "moe_ffn_hidden_size"];
@@ -55,11 +56,11 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
     let (window, windowed) = in_layers(size, layout);
     let rotated = of_layers("rope_layout")?;
     let rotated = if rotated.contains(&false) { rotated } else { Vec::new() };
-    Ok(ModelConfig { window, form: LayerForm { windowed, rotated, ..config.form }, ..config })
+    Ok(Description { window, form: CommonForm { windowed, rotated, ..config.form }, ..config })
 }
 
 /// Its files do not say which layers are which: where there is a window, the first of every four layers has neither window nor positions.
-fn gguf(k: &Keys) -> Result<ModelConfig> {
+fn gguf(k: &Keys) -> Result<Description> {
     let key = "expert_gating_func";
     let softmax = match k.size(key)? {
         None | Some(1) => true,
@@ -72,5 +73,5 @@ fn gguf(k: &Keys) -> Result<ModelConfig> {
     }
     let others: Vec<bool> = (0..config.layers).map(|layer| layer % 4 != 0).collect();
     let (window, windowed) = in_layers(config.window, others.clone());
-    Ok(ModelConfig { window, form: LayerForm { rotated: others, windowed, ..config.form }, ..config })
+    Ok(Description { window, form: CommonForm { rotated: others, windowed, ..config.form }, ..config })
 }

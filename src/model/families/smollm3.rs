@@ -4,8 +4,8 @@ use super::json::Fields;
 use super::names::{GGUF_INTERLEAVED, LLAMA};
 use super::{Activated, Family, qwen2};
 use crate::error::Result;
-use crate::model::config::ModelConfig;
-use crate::model::layer::LayerForm;
+use crate::model::Description;
+use crate::model::layer::CommonForm;
 use serde_json::Value;
 
 pub(super) const FAMILY: Family = Family {
@@ -20,7 +20,7 @@ pub(super) const FAMILY: Family = Family {
 /// One layer of so many rotates nothing: the last of them.
 const EVERY: usize = 4;
 
-fn config_json(c: &Fields) -> Result<ModelConfig> {
+fn config_json(c: &Fields) -> Result<Description> {
     let mut all = c.json.clone();
     if all["tie_word_embeddings"].is_null() {
         all["tie_word_embeddings"] = Value::Bool(true);
@@ -33,10 +33,10 @@ fn config_json(c: &Fields) -> Result<ModelConfig> {
     };
     let flags = layers.iter().map(|layer| layer.as_u64().filter(|&flag| flag <= 1).map(|flag| flag == 1));
     let rotated = flags.collect::<Option<_>>().ok_or_else(|| c.bad(key, "is not a list of 0 and 1"))?;
-    Ok(ModelConfig { form: LayerForm { rotated, ..config.form }, ..config })
+    Ok(Description { form: CommonForm { rotated, ..config.form }, ..config })
 }
 
-fn rotated(config: ModelConfig, every: usize) -> ModelConfig {
+fn rotated(config: Description, every: usize) -> Description {
     let rotated = (1..=config.layers).map(|number| every == 0 || number % every != 0).collect();
-    ModelConfig { form: LayerForm { rotated, ..config.form }, ..config }
+    Description { form: CommonForm { rotated, ..config.form }, ..config }
 }

@@ -97,6 +97,8 @@ pub struct LayerState<'a> {
     pub token: u32,
     /// What a move costs in hits: the share of the time, 0 to 1, in which the CPU's part reads memory.
     pub move_cost: f32,
+    /// The fixed time of the host's share of a layer, in hits; 0 if it is not known.
+    pub host_fixed: f32,
     /// The numbers and switches in force.
     pub rules: &'a Rules,
 }
@@ -104,10 +106,8 @@ pub struct LayerState<'a> {
 impl LayerState<'_> {
     /// Whether the coming use needs this neuron: its probability is one half or more, or, without a prediction, the last token computed it.
     pub fn needs(&self, neuron: StoreId) -> bool {
-        /// Probability of 255.
-        const NEEDED: u8 = 128;
         match self.probabilities {
-            Some(p) => p[neuron.index()] >= NEEDED,
+            Some(p) => p[neuron.index()] >= FORESEEN,
             None => self.last[neuron.index()] == self.token,
         }
     }
@@ -180,8 +180,8 @@ impl std::str::FromStr for Policy {
 /// costs a hit or more, twice as many.
 const STAYS: f32 = 3.0;
 
-/// Of neurons: how many lambdas a hit that a move costs adds to the weight of a frequency.
-const DEARER: f32 = 3.0;
+/// What a neuron is worth more where it completes its layer: more than any other neuron is.
+const COMPLETES: f32 = 1e3;
 
 /// Numbers and switches of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -190,6 +190,13 @@ pub struct Rules {
     pub moves: bool,
     /// lambda: the weight of a neuron's frequency, next to its current activation (DynamicInfer E.3.1), where a move costs nothing.
     pub lambda: f32,
+    /// Of neurons: how many lambdas a hit that a move costs adds to the weight of a frequency.
+    pub dearer: f32,
+    /// Of neurons: where so many times as many are foreseen and missing as the link brings in time, it is as scarce as can be; up to 1 it always is.
+    pub scarce: f32,
+    /// Of neurons: whether all that are foreseen and missing come, whatever they replace, where the link can bring them all and the host's fixed part
+    /// pays for it: a layer of which the host has nothing to compute is worth more than its neurons are.
+    pub completes: bool,
     /// phi_high: a resident of at least this frequency stays (E.3.3); infinite for none.
     pub pinned: f32,
     /// How much of a frequency is left a token later, 0 to 1.
@@ -218,12 +225,15 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The paper's whole scheduler. Its constants are those of the least time over recorded and made-up traces
-    /// (runs/2026-11-27-real-traces/sweep.csv).
+    /// The paper's whole scheduler. phi, decay, margin and window are those of the least time over recorded and made-up traces
+    /// (runs/2026-11-28-real-traces/sweep.csv); of lambda see [`Rules::lambda_at`].
     pub const PAPER: Rules = Rules {
         moves: true,
         lambda: 2.0,
-        pinned: 0.7,
+        dearer: 3.0,
+        scarce: 2.0,
+        completes: true,
+        pinned: 0.9,
         decay: 0.96,
         margin: 0.1,
         gain: true,
@@ -241,10 +251,10 @@ impl Rules {
     /// Of neurons: the weight of a frequency where a move costs so many hits and the link carries the missing neurons of `1 - scarce` layers of all: what
     /// is dearer must be used for longer, at most for as long as a frequency remembers, and what can come whenever it is needed, for nothing, need not stay.
     /// With a scarce link it is 2 where moves are free and 8 where one costs a hit, the best of 2, 4 and 8 there
-    /// (runs/2026-11-27-real-traces/sweep.csv).
+    /// (runs/2026-11-28-real-traces/sweep.csv).
     pub fn lambda_at(&self, move_cost: f32, scarce: f32) -> f32 {
         let (remembered, scarce) = (1.0 / (1.0 - self.decay), scarce.max(move_cost.min(1.0)));
-        (self.lambda * (scarce + DEARER * move_cost)).min(remembered.max(self.lambda))
+        (self.lambda * (scarce + self.dearer * move_cost)).min(remembered.max(self.lambda))
     }
 
     /// The same policy for clusters: a move is long, so that what counts is how often the cluster will be used over many tokens, and a
@@ -266,7 +276,9 @@ impl Rules {
     /// every neuron that was read displaced another one.
     pub fn on_demand(self) -> Rules {
         let (lambda, margin) = if self.lambda > 0.0 { (1.0 / (1.0 - self.decay), 0.3) } else { (0.0, self.margin) };
-        Rules { on_demand: true, gain: false, thresholds: false, lambda, margin, ..self }
+        // The paper's; not swept for disks.
+        let pinned = if self.pinned.is_finite() { 0.7 } else { self.pinned };
+        Rules { on_demand: true, gain: false, thresholds: false, lambda, margin, pinned, ..self }
     }
 }
 
@@ -284,14 +296,23 @@ struct ByImportance {
 /// Weight of a layer in the mean of what the link carries.
 const FOLLOW: f32 = 0.02;
 
-/// How much of the neurons that are foreseen and missing more than `most` moves would take: 0 where the link carries them all, 1 where it
-/// carries a half or less.
-fn scarcity(at: &LayerState<'_>, probabilities: &[u8], most: usize) -> f32 {
-    let likely = |n: usize| probabilities[n] >= 128;
+/// Probability, times 255, from which on a neuron is foreseen.
+const FORESEEN: u8 = 128;
+
+/// How many neurons are foreseen for the layer's coming use and neither there nor on their way.
+fn missing(at: &LayerState<'_>, probabilities: &[u8]) -> usize {
+    let likely = |n: usize| probabilities[n] >= FORESEEN;
     let here = |slot: &Slot| matches!(slot, Slot::Resident(n) | Slot::Filling(n) if likely(n.index()));
     let foreseen = (0..probabilities.len()).filter(|&n| likely(n)).count();
-    let missing = foreseen - at.slots.iter().filter(|slot| here(slot)).count();
-    if missing == 0 { 0.0 } else { (missing as f32 / most.max(1) as f32 - 1.0).clamp(0.0, 1.0) }
+    foreseen - at.slots.iter().filter(|slot| here(slot)).count()
+}
+
+impl Rules {
+    /// How scarce a link is that brings `most` of `missing` neurons in time: 0 where it brings them all, 1 where they are [`Rules::scarce`] times as many.
+    fn scarcity(&self, missing: usize, most: usize) -> f32 {
+        let beyond = missing as f32 / most.max(1) as f32 - 1.0;
+        if self.scarce > 1.0 { (beyond / (self.scarce - 1.0)).clamp(0.0, 1.0) } else { 1.0 }
+    }
 }
 
 impl ByImportance {
@@ -325,12 +346,19 @@ impl ChooseMoves for ByImportance {
         let crowded = at.slots.iter().filter(|s| s.resident().is_some_and(frequent)).count() * 4 > at.slots.len() * 3;
         let stays = |n: StoreId| !crowded && frequent(n) || needed(n);
         let left_out = |n: StoreId| rules.on_demand && !needed(n);
-        if let Some(probabilities) = at.probabilities.filter(|_| rules.lambda > 0.0 && !rules.on_demand) {
-            self.scarce += FOLLOW * (scarcity(at, probabilities, most) - self.scarce);
-        }
         // Where nothing is foreseen, nothing can come when it is needed.
+        let foreseen = at.probabilities.filter(|_| rules.lambda > 0.0 && !rules.on_demand);
+        let missing = foreseen.map(|probabilities| missing(at, probabilities));
+        if let Some(missing) = missing {
+            self.scarce += FOLLOW * (rules.scarcity(missing, most) - self.scarce);
+        }
         let scarce = if at.probabilities.is_some() { self.scarce } else { 1.0 };
         importance(at.probabilities, f, rules.lambda_at(at.move_cost, scarce), &mut scratch.worth);
+        let pays = |&missing: &usize| missing <= most && missing as f32 * at.move_cost <= at.host_fixed;
+        if let Some(probabilities) = foreseen.filter(|_| rules.completes && missing.as_ref().is_some_and(pays)) {
+            let likely = scratch.worth.iter_mut().zip(probabilities).filter(|(_, p)| **p >= FORESEEN);
+            likely.for_each(|(worth, _)| *worth += COMPLETES);
+        }
         // A move must win more than it costs. By the coming use alone, it wins too little to say so.
         let margin = if rules.lambda > 0.0 { rules.margin + at.move_cost } else { rules.margin };
         greedy::choose(at.slots, &scratch.worth, most, margin, stays, left_out, &mut scratch.lists, moves);
@@ -409,6 +437,7 @@ mod testing {
                 last,
                 token: *token,
                 move_cost: 0.0,
+                host_fixed: 0.0,
                 rules,
             };
             policy.computed(&at, bytemuck::cast_slice(computed));
@@ -428,6 +457,7 @@ mod testing {
                 last,
                 token: *token,
                 move_cost: 0.0,
+                host_fixed: 0.0,
                 rules,
             };
             let mut moves = Vec::new();
@@ -460,6 +490,7 @@ mod tests {
             last: &[0, 0],
             token: 1,
             move_cost,
+            host_fixed: 0.0,
             rules,
         };
         Policy::Full.start(1, 2, rules).choose(&at, usize::MAX, &mut scratch, &mut moves);
@@ -493,6 +524,7 @@ mod tests {
                     last: &[0; 8],
                     token,
                     move_cost: 0.0,
+                    host_fixed: 0.0,
                     rules: &Rules::PAPER,
                 };
                 policy.choose(&at, most, &mut scratch, &mut moves);
@@ -500,6 +532,31 @@ mod tests {
             moves.is_empty()
         };
         assert!(!stay(6) && stay(2));
+    }
+
+    /// Two neurons that are used often have the slots, and two others are foreseen. They come where the link can bring both, and moving them costs no more
+    /// than the host's fixed part, which is saved then; one of them would win less than it costs.
+    #[test]
+    fn a_layer_is_completed_where_the_link_can_and_its_fixed_part_pays_for_it() {
+        let slots = slots(&[0, 1]);
+        let moves = |most: usize, host_fixed: f32, completes: bool| {
+            let (mut scratch, mut moves) = (Scratch::new(4, 2), Vec::new());
+            let rules = Rules { completes, ..Rules::PAPER };
+            let at = LayerState {
+                layer: 0,
+                slots: &slots,
+                probabilities: Some(&[0, 0, 255, 255]),
+                frequencies: &[0.6, 0.6, 0.0, 0.0],
+                last: &[0; 4],
+                token: 1,
+                move_cost: 0.5,
+                host_fixed,
+                rules: &rules,
+            };
+            Policy::Full.start(1, 4, &rules).choose(&at, most, &mut scratch, &mut moves);
+            moves.len()
+        };
+        assert_eq!((moves(2, 1.0, true), moves(1, 1.0, true), moves(2, 0.9, true), moves(2, 1.0, false)), (2, 0, 0, 0));
     }
 
     /// A layer without a prediction moves by frequency, also where the link has carried whatever was foreseen in others.
@@ -516,6 +573,7 @@ mod tests {
             last: &[0; 2],
             token: 1,
             move_cost: 0.0,
+            host_fixed: 0.0,
             rules: &Rules::PAPER,
         };
         for _ in 0..500 {
@@ -543,6 +601,7 @@ mod tests {
             last: &[0, 0],
             token: 1,
             move_cost: 0.0,
+            host_fixed: 0.0,
             rules: &on_demand,
         };
         Policy::Full.start(1, 2, &on_demand).choose(&at, usize::MAX, &mut scratch, &mut moves);

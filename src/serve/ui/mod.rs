@@ -1,86 +1,68 @@
-//! `/ui`: a page on which a person watches the daemon and changes the device's budget. Off unless `serve.ui` is set; it needs nothing from
-//! elsewhere. Over TCP a browser asks its user for a name and a password: the password is the token, the name is ignored.
+//! The page at `/`: a chat, and what the daemon does, with the budgets of its memories. It needs nothing from elsewhere. Over TCP it asks for the
+//! token, which it takes from the address's fragment or from its user; its own files tell nothing and need none.
 
-use super::common::{answer, body, client, is_steered_by};
+use super::common::{answer, is_steered_by};
 use super::connection::Peer;
-use super::control;
 use super::daemon::{Daemon, ModelState};
 use crate::api::ApiError;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use axum::response::{IntoResponse, Redirect, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 const PAGE: &str = include_str!("page.html");
-const SCRIPT: &str = include_str!("script.js");
-const STYLE: &str = include_str!("style.css");
+/// The page's other files: name, type and text.
+const FILES: [(&str, &str, &str); 6] = [
+    ("chat.js", SCRIPT, include_str!("chat.js")),
+    ("daemon.js", SCRIPT, include_str!("daemon.js")),
+    ("markdown.js", SCRIPT, include_str!("markdown.js")),
+    ("memory.js", SCRIPT, include_str!("memory.js")),
+    ("style.css", "text/css; charset=utf-8", include_str!("style.css")),
+    ("icon.svg", "image/svg+xml", include_str!("icon.svg")),
+];
+const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Only this daemon's own files, and no other page around this one.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; \
-                      frame-ancestors 'none'";
-/// What a request that changes something carries. A page of another origin cannot send it without asking first, and is refused then.
-const MARK: &str = "x-dynamicinfer-ui";
+/// Only this daemon's own files, no markup made from text, and no other page around this one.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+                      frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// Whether a request is for the page or what belongs to it.
+/// Whether a path is the page's, or of what belongs to it.
 pub fn is_ui(path: &str) -> bool {
-    path == "/ui" || path.starts_with("/ui/")
+    path == "/" || path == "/ui" || path.starts_with("/ui/")
+}
+
+/// Whether a request is for one of the page's own files, which tell nothing that is worth a secret.
+pub fn is_file(method: &Method, path: &str) -> bool {
+    let file = path.strip_prefix("/ui/");
+    method.is_safe() && (path == "/" || path == "/ui" || FILES.iter().any(|(name, ..)| Some(*name) == file))
 }
 
 /// Whether a request for the page is allowed, after its sender was checked.
 ///
 /// # Errors
-/// 404 where the page is off; 403 for a change that another page may have asked a browser for.
-pub fn admit(daemon: &Daemon, request: &Request) -> Result<(), ApiError> {
-    if !daemon.settings().switch("serve.ui") {
-        return Err(ApiError::new(404, "the page is off; turn it on with serve.ui, or `dynamicinfer serve --ui`"));
+/// 404 where the page is off.
+pub fn admit(daemon: &Daemon) -> Result<(), ApiError> {
+    match is_on(daemon) {
+        true => Ok(()),
+        false => Err(ApiError::new(404, "the page is off; turn it on with serve.ui, or start without --no-ui")),
     }
-    if !request.method().is_safe() && !request.headers().contains_key(MARK) {
-        return Err(ApiError::new(403, format!("a change from the page carries the header {MARK}")));
-    }
-    Ok(())
 }
 
-/// Whether the page that sends a request is this daemon's: a browser names the sender of every change.
-pub fn is_own_origin(headers: &HeaderMap) -> bool {
+fn is_on(daemon: &Daemon) -> bool {
+    daemon.settings().switch("serve.ui")
+}
+
+/// Whether the page that sends a request is this daemon's own: a browser names the sender of every change.
+pub fn is_own_page(daemon: &Daemon, headers: &HeaderMap) -> bool {
+    is_on(daemon) && is_own_origin(headers)
+}
+
+fn is_own_origin(headers: &HeaderMap) -> bool {
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let origin = text(header::ORIGIN).and_then(|origin| origin.strip_prefix("http://"));
     origin.is_some() && origin == text(header::HOST)
-}
-
-/// The password that a browser was given for this page.
-pub fn password(headers: &HeaderMap) -> Option<String> {
-    let given = headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Basic ")?;
-    let text = String::from_utf8(from_base64(given.trim())?).ok()?;
-    Some(text.split_once(':')?.1.to_owned())
-}
-
-/// The bytes of a base64 text (RFC 4648); `None` for any other text.
-fn from_base64(text: &str) -> Option<Vec<u8>> {
-    let text = text.as_bytes();
-    let digits = text.iter().rposition(|&b| b != b'=').map_or(0, |at| at + 1);
-    if !text.len().is_multiple_of(4) || text.len() - digits > 2 {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut count) = (0u32, 0);
-    for &b in &text[..digits] {
-        let digit = match b {
-            b'A'..=b'Z' => b - b'A',
-            b'a'..=b'z' => b - b'a' + 26,
-            b'0'..=b'9' => b - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        (bits, count) = (bits << 6 | u32::from(digit), count + 6);
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-        }
-    }
-    Some(bytes)
 }
 
 /// A file of the page, with what keeps others' content out of it.
@@ -95,9 +77,14 @@ fn file(kind: &'static str, text: &'static str) -> Response {
     (headers, text).into_response()
 }
 
-/// GET /ui
+/// GET /
 pub async fn page() -> Response {
     file("text/html; charset=utf-8", PAGE)
+}
+
+/// GET /ui, where the page was once.
+pub async fn moved() -> Redirect {
+    Redirect::permanent("/")
 }
 
 /// GET /ui/FILE
@@ -107,18 +94,14 @@ pub async fn part(
     request: Request,
 ) -> Response {
     // A name that is no text is none of these.
-    match name.as_ref().map_or("", |Path(name)| name) {
-        "script.js" => file("text/javascript; charset=utf-8", SCRIPT),
-        "style.css" => file("text/css; charset=utf-8", STYLE),
+    let name = name.as_ref().map_or("", |Path(name)| name);
+    if let Some((_, kind, text)) = FILES.iter().find(|(file, ..)| *file == name) {
+        return file(kind, text);
+    }
+    match name {
         "state" => answer(Ok(state(&daemon, request.extensions().get::<Peer>()))),
         _ => answer(Err(ApiError::new(404, "the page has no such part"))),
     }
-}
-
-/// PUT /ui/state: another budget, as `PUT /v1/x/budget` takes it.
-pub async fn set(State(daemon): State<Arc<Daemon>>, request: Request) -> Response {
-    let client = client(&request);
-    answer(async { control::set_budget(&daemon, client, &body(&daemon, request).await?).await }.await)
 }
 
 /// The figures of the page: counters and gauges, which need no answer of the engine's thread.
@@ -133,7 +116,12 @@ fn state(daemon: &Daemon, peer: Option<&Peer>) -> Value {
     let loaded = match daemon.state() {
         ModelState::Ready(loaded) => loaded,
         ModelState::None => return common("no model"),
-        ModelState::Loading(_) => return common("loading"),
+        ModelState::Loading(name, _) => {
+            let mut state = common("loading");
+            state["loading"] = name.into();
+            return state;
+        }
+        ModelState::Freed(_) => return common("freed"),
         ModelState::Failed(_) => return common("failed"),
     };
     let m = &loaded.handle.metrics;
@@ -155,6 +143,8 @@ fn state(daemon: &Daemon, peer: Option<&Peer>) -> Value {
         "migrations": m.migrations.get(),
         "budget_bytes": m.device_budget_bytes.get(),
         "used_bytes": m.device_used_bytes.get(),
+        "ram_budget_bytes": m.ram_budget_bytes.get(),
+        "ram_used_bytes": m.ram_used_bytes.get(),
     });
     if let (Value::Object(state), Value::Object(more)) = (&mut state, more) {
         state.extend(more);
@@ -168,16 +158,6 @@ mod tests {
 
     fn headers(pairs: &[(HeaderName, &'static str)]) -> HeaderMap {
         pairs.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect()
-    }
-
-    #[test]
-    fn a_password_is_what_stands_behind_the_first_colon() {
-        let of = |value| password(&headers(&[(header::AUTHORIZATION, value)]));
-        assert_eq!(of("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==").as_deref(), Some("open sesame"), "RFC 7617's own");
-        assert_eq!(of("Basic OmE6Yg==").as_deref(), Some("a:b"));
-        for bad in ["Bearer QWxhZGRpbjpv", "Basic", "Basic ", "Basic QWxh", "Basic Q===", "Basic Q!==", "Basic OmE6Y"] {
-            assert_eq!(of(bad), None, "{bad}");
-        }
     }
 
     #[test]
@@ -197,12 +177,18 @@ mod tests {
 
     #[test]
     fn the_page_names_nothing_from_elsewhere_and_builds_no_markup_from_text() {
-        for text in [PAGE, SCRIPT, STYLE] {
-            assert!(!text.replace("http://www.w3.org/2000/svg", "").contains("http"), "{text}");
+        let all = FILES.iter().map(|(_, _, text)| *text).chain([PAGE]);
+        for text in all {
+            let text = text.replace("http://www.w3.org/2000/svg", "").replace("https?:", "");
+            assert!(!text.contains("http:") && !text.contains("https:"), "{text}");
+            for markup in
+                ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc"]
+            {
+                assert!(!text.contains(markup), "{markup}");
+            }
         }
-        for markup in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("] {
-            assert!(!SCRIPT.contains(markup), "{markup}");
+        for own in [" onclick", " onload", "<style", "<script>", " style="] {
+            assert!(!PAGE.contains(own), "{own}");
         }
-        assert!(!PAGE.contains("onclick") && !PAGE.contains("<style") && !PAGE.contains("<script>"));
     }
 }

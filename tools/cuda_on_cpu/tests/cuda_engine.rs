@@ -123,7 +123,7 @@ fn run(seed: u64, sizes: &[usize], barrier: bool, graphs: bool) -> (Vec<f32>, Ve
         false => packed(dir.path(), family, quant),
     };
     let model = Model::open(&path).unwrap();
-    let (layers, ffn) = (model.config.layers, model.config.ffn);
+    let (layers, ffn) = (model.config.layers().len(), model.config.widest_ffn());
     // Keys and values in f32 stay on the host, with attention over them; in f16 they lie on the card.
     let kind = [KvType::F32, KvType::F16][prng.below(2) as usize];
     let slots = |prng: &mut Prng| -> Vec<usize> {
@@ -204,7 +204,7 @@ fn logits_are_the_dense_ones_in_a_chunk_of_more_than_256_tokens() {
         for quant in [Quant::F32, Quant::Q8] {
             let dir = tempfile::tempdir().unwrap();
             let model = Model::open(&packed(dir.path(), "relullama", quant)).unwrap();
-            let (layers, ffn) = (model.config.layers, model.config.ffn);
+            let (layers, ffn) = (model.config.layers().len(), model.config.widest_ffn());
             // SAFETY: the engine drops its device's part before its model.
             let mut split =
                 unsafe { on_device_by(&model, Box::new(device(1 << 30)), &vec![ffn / 2; layers], 512) }.unwrap();
@@ -295,7 +295,7 @@ fn bytes_that_a_card_reads_are_those_that_the_virtual_device_counts() {
             let store = packed(dir.path(), family, quant);
             let read = |device: Box<dyn Device>| {
                 let model = Model::open(&store).unwrap();
-                let (layers, ffn) = (model.config.layers, model.config.ffn);
+                let (layers, ffn) = (model.config.layers().len(), model.config.widest_ffn());
                 // SAFETY: the engine drops its device's part before its model.
                 let mut split = unsafe { on_device(&model, device, &vec![ffn / 2; layers]) }.unwrap();
                 let neurons: Vec<u32> = (0..ffn as u32 / 2).map(|i| 2 * i).collect();
@@ -334,7 +334,7 @@ fn neurons_move_while_kernels_run() {
     on(&machine, "neurons_move_while_kernels_run", &card, || {
         let (dir, stand_in) = (tempfile::tempdir().unwrap(), StandIn::new());
         let model = Model::open(&packed(dir.path(), "relullama", Quant::F32)).unwrap();
-        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let (layers, ffn) = (model.config.layers().len(), model.config.widest_ffn());
         let slots = vec![ffn / 2; layers];
         let device = device(device_bytes(&model, &slots));
         // SAFETY: the engine drops its device's part before its model.

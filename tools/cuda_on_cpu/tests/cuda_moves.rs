@@ -54,7 +54,7 @@ fn expected(dir: &Path) -> Vec<f32> {
 
 /// An engine whose device has the first half of each layer's neurons in its slots, and room for no more.
 fn half_on(device: CudaDevice, model: Model) -> Engine {
-    let (layers, ffn) = (model.config.layers, model.config.ffn);
+    let (layers, ffn) = (model.config.layers().len(), model.config.widest_ffn());
     // SAFETY: the engine drops its device's part before its model.
     let mut split = unsafe { on_device(&model, Box::new(device), &vec![ffn / 2; layers]) }.unwrap();
     let neurons: Vec<StoreId> = (0..ffn / 2).map(StoreId::new).collect();
@@ -103,7 +103,7 @@ fn a_move_that_finds_no_staging_memory_is_put_off_and_comes_later() {
     on(&Machine::new(), name, &[("CUDA_ON_CPU_PINS", "0")], || {
         let (dir, stand_in) = (tempfile::tempdir().unwrap(), StandIn::new());
         let (expected, model) = (expected(dir.path()), model(dir.path()));
-        let slots = vec![model.config.ffn / 2; model.config.layers];
+        let slots = vec![model.config.widest_ffn() / 2; model.config.layers().len()];
         let budget = device_bytes(&model, &slots) + RING as u64;
         // Who waits for a link that stands still is to fail soon.
         let device = Options { patience: Duration::from_secs(10), ..options(budget) };
@@ -158,7 +158,7 @@ fn catch_up(engine: &Engine) {
 
 /// The scheduler of the program, which predicts each layer from the one before.
 fn scheduler(engine: &Engine, policy: Policy) -> Background {
-    let (layers, ffn) = (engine.model.config.layers, engine.model.config.ffn);
+    let (layers, ffn) = (engine.model.config.layers().len(), engine.model.config.widest_ffn());
     let setting = BackgroundOptions {
         policy,
         // Whether moving pays is not the question here.
@@ -185,14 +185,14 @@ fn the_scheduler_moves() {
     let expected = expected(dir.path());
     for policy in [Policy::Full, Policy::Micro] {
         let model = model(dir.path());
-        let budget = device_bytes(&model, &vec![model.config.ffn / 2; model.config.layers]);
+        let budget = device_bytes(&model, &vec![model.config.widest_ffn() / 2; model.config.layers().len()]);
         let mut engine = half_on(device(budget), model);
         let scheduler = scheduler(&engine, policy);
         split(&mut engine).migrator = Some(Box::new(scheduler));
         let off = error(&decode(&mut engine, catch_up), &expected);
         assert!(off < 1e-5, "{policy:?}: off by {off}");
         let (counts, c) = (split(&mut engine).migrator.as_ref().unwrap().counts(), split(&mut engine).cache.counters);
-        assert_eq!(counts.observed, (TOKENS * engine.model.config.layers) as u64);
+        assert_eq!(counts.observed, (TOKENS * engine.model.config.layers().len()) as u64);
         assert!(c.landed > 0 && c.landed <= c.migrations, "{policy:?}: {c:?}, {counts:?}");
         assert!(c.computed[Tier::Device] > 0 && c.put_off == 0, "{policy:?}: {c:?}");
     }
@@ -216,7 +216,7 @@ fn neurons_climb_from_frames_to_a_card() {
     on(&Machine::new(), "neurons_climb_from_frames_to_a_card", &[], || {
         let dir = tempfile::tempdir().unwrap();
         let (expected, model) = (expected(dir.path()), model(dir.path()));
-        let (layers, ffn) = (model.config.layers, model.config.ffn);
+        let (layers, ffn) = (model.config.layers().len(), model.config.widest_ffn());
         let slots = vec![ffn / 2; layers];
         let card = Box::new(device(device_bytes(&model, &slots)));
         // SAFETY: the engine drops its device's part before its model.

@@ -150,7 +150,7 @@ fn law(seed: u64, hits: &mut u64, copied: &mut u64) {
     let (mut prng, name) = (Prng::new(seed), MODELS[seed as usize % MODELS.len()]);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(name);
     let model = Model::in_place(Source::open(&path, None).unwrap()).unwrap();
-    let (layers, clusters) = (model.config.layers, model.config.clusters());
+    let (layers, clusters) = (model.config.layers().len(), model.config.clusters());
     let movable: Vec<usize> = (0..layers).map(|l| model.config.movable_of(l)).collect();
     let mut some = || movable.iter().map(|&all| prng.below(all as u64 + 1) as usize).collect::<Vec<_>>();
     let (first, later) = (some(), some());

@@ -1,15 +1,14 @@
-//! The product of a row with one column, of types that have a scale for each 32 numbers and codes of 4 or 5 bits.
+//! The products of a row with few columns, of types that have a scale for each 32 numbers and codes of 4 or 5 bits.
 //!
 //! Decoding one token meets every weight once, so what unpacking costs counts: on a Zen 4 the kernel for many columns, which brings codes
 //! into lanes that each belong to one group, took 5.7 ns for 256 numbers of q4_k in L2, mostly for shuffles and shifts. Here codes are
 //! masked where they lie, in runs of 16 ([`UnitBlock`]): four lanes belong to a run, and two runs to a group. A code in the upper half of a
 //! byte is not shifted down: it counts sixteenfold, and the sum is divided, without rounding.
 
-use super::{MAX_STEP, Unpack, lanes, prefetch_step, step};
+use super::{Few, MAX_STEP, Unpack, lanes, prefetch_step, step};
 use crate::cpu::Columns;
 use crate::cpu::arch::*;
-#[cfg(doc)]
-use crate::cpu::columns::UnitBlock;
+use crate::cpu::columns::{BLOCK, UnitBlock};
 
 /// Which codes count sixteenfold.
 pub(super) enum Sixteenfold {
@@ -37,45 +36,65 @@ pub(super) trait By32: Unpack {
     unsafe fn units(at: *const u8) -> [__m512i; 4];
 }
 
-/// The product of a row with the only column. Two rows at a time, which share the inputs, were no faster from L2 and twice as slow from
-/// memory.
+/// The [`Few`] of a type.
+pub(super) const fn few<T: By32>() -> [Few; 4] {
+    [dot::<T, 1>, dot::<T, 2>, dot::<T, 3>, dot::<T, 4>]
+}
+
+/// The products of a row with N columns. Two rows at a time, which share the inputs of one, were no faster from L2 and twice as slow from memory.
 #[inline]
 #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
-pub(super) unsafe fn dot<T: By32>(row: *const u8, x: &Columns, ahead: usize) -> f32 {
+unsafe fn dot<T: By32, const N: usize>(
+    row: *const u8,
+    x: &Columns,
+    first: usize,
+    ahead: usize,
+    y: *mut f32,
+    stride: usize,
+) {
     // Of even and odd groups, four lanes for each.
-    let (mut even, mut odd, mut less) = (_mm512_setzero_ps(), _mm512_setzero_ps(), _mm256_setzero_ps());
+    let (mut even, mut odd) = ([_mm512_setzero_ps(); N], [_mm512_setzero_ps(); N]);
+    let mut less = [_mm256_setzero_ps(); N];
     let places = [lanes!(|lane| lane / 4 * 2), lanes!(|lane| lane / 4 * 2 + 1)];
     let mut tail = [0; MAX_STEP];
-    for (i, input) in x.unit_blocks(0).iter().enumerate() {
+    let xs: [*const UnitBlock; N] = std::array::from_fn(|b| x.unit_blocks(first + b).as_ptr());
+    for i in 0..x.cols.div_ceil(BLOCK) {
         prefetch_step::<T>(row, i, ahead);
-        // SAFETY: a step of the row, and columns are padded to whole steps.
-        let (at, steps, sums) = unsafe {
-            let [steps, sums] = [&input.steps, &input.sums].map(|numbers| _mm256_load_ps(numbers.as_ptr()));
-            (step::<T>(row, i, x.cols, &mut tail), steps, sums)
+        // SAFETY: a step of the row.
+        let (units, [scales, minima]) = unsafe {
+            let at = step::<T>(row, i, x.cols, &mut tail);
+            (T::units(at), T::eight(at))
         };
-        // SAFETY: as above.
-        let (units, [scales, minima]) = unsafe { (T::units(at), T::eight(at)) };
-        less = _mm256_fmadd_ps(minima, sums, less);
-        let factors = _mm512_castps256_ps512(_mm256_mul_ps(scales, steps));
-        let two = |k: usize| {
-            // SAFETY: registers of codes.
-            let [first, second] = [k, k + 1].map(|k| unsafe { _mm512_load_si512(input.codes[k].as_ptr().cast()) });
-            let mut dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), units[k + 1], second);
-            if matches!(T::SIXTEENFOLD, Sixteenfold::SecondRuns) {
-                dot = _mm512_srai_epi32::<4>(dot);
-            }
-            _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(dot, units[k], first))
-        };
-        even = _mm512_fmadd_ps(two(0), _mm512_permutexvar_ps(places[0], factors), even);
-        odd = _mm512_fmadd_ps(two(2), _mm512_permutexvar_ps(places[1], factors), odd);
+        for b in 0..N {
+            // SAFETY: columns are padded to whole steps.
+            let input = unsafe { &*xs[b].add(i) };
+            // SAFETY: registers of numbers.
+            let [steps, sums] = [&input.steps, &input.sums].map(|numbers| unsafe { _mm256_load_ps(numbers.as_ptr()) });
+            less[b] = _mm256_fmadd_ps(minima, sums, less[b]);
+            let factors = _mm512_castps256_ps512(_mm256_mul_ps(scales, steps));
+            let two = |k: usize| {
+                // SAFETY: registers of codes.
+                let [first, second] = [k, k + 1].map(|k| unsafe { _mm512_load_si512(input.codes[k].as_ptr().cast()) });
+                let mut dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), units[k + 1], second);
+                if matches!(T::SIXTEENFOLD, Sixteenfold::SecondRuns) {
+                    dot = _mm512_srai_epi32::<4>(dot);
+                }
+                _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(dot, units[k], first))
+            };
+            even[b] = _mm512_fmadd_ps(two(0), _mm512_permutexvar_ps(places[0], factors), even[b]);
+            odd[b] = _mm512_fmadd_ps(two(2), _mm512_permutexvar_ps(places[1], factors), odd[b]);
+        }
     }
     let part = if matches!(T::SIXTEENFOLD, Sixteenfold::OddGroups) { 0.0625 } else { 1.0 };
-    let all = _mm512_fmadd_ps(odd, _mm512_set1_ps(part), even);
-    let eight = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps::<1>(all));
-    let eight = _mm256_fnmadd_ps(less, _mm256_set1_ps(T::LESS), eight);
-    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    for b in 0..N {
+        let all = _mm512_fmadd_ps(odd[b], _mm512_set1_ps(part), even[b]);
+        let eight = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps::<1>(all));
+        let eight = _mm256_fnmadd_ps(less[b], _mm256_set1_ps(T::LESS), eight);
+        let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        // SAFETY: the caller's promises.
+        unsafe { *y.add(b * stride) = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two))) };
+    }
 }
 
 /// The runs of 16 bytes of 128 that belong to even, and those that belong to odd places.

@@ -1,12 +1,12 @@
 //! IQ4_NL.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Nibbles, One, Scales, Unpack, by_32, levels, small};
+use super::{Few, Nibbles, Scales, Unpack, by_32, levels, small};
 use crate::cpu::arch::*;
 use crate::formats::blocks::{IQ4_LEVELS, IQ4_NL};
 
 impl Unpack for IQ4_NL {
-    const ONE: One = by_32::dot::<Self>;
+    const FEW: [Few; 4] = by_32::few::<Self>();
     const NIBBLES: Option<Nibbles> = Some(Nibbles { levels: Some(&IQ4_LEVELS), ..Nibbles::by_32(2, 18) });
     const EXCESS: Option<i8> = Some(levels::EXCESS);
 

@@ -1,13 +1,13 @@
 //! IQ4_XS.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Nibbles, One, Scales, Unpack, by_32, f16_everywhere, lanes, levels, small};
+use super::{Few, Nibbles, Scales, Unpack, by_32, f16_everywhere, lanes, levels, small};
 use crate::cpu::arch::*;
 use crate::cpu::columns::group_of_lane;
 use crate::formats::blocks::{IQ4_LEVELS, IQ4_XS};
 
 impl Unpack for IQ4_XS {
-    const ONE: One = by_32::dot::<Self>;
+    const FEW: [Few; 4] = by_32::few::<Self>();
     const NIBBLES: Option<Nibbles> = Some(Nibbles { levels: Some(&IQ4_LEVELS), ..Nibbles::by_32(8, 16) });
     const EXCESS: Option<i8> = Some(levels::EXCESS);
 

@@ -33,11 +33,11 @@ use crate::formats::blocks::{self, Block, BlockType};
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 
-/// The product of a row with the only column; bytes ahead as in [`Rows`].
+/// The products of a row with some columns from `first` on, which go to `y` and `stride` numbers behind it; bytes ahead as in [`Rows`].
 ///
 /// # Safety
 /// As [`Dot`], for one row.
-pub(super) type One = unsafe fn(row: *const u8, x: &Columns, ahead: usize) -> f32;
+pub(super) type Few = unsafe fn(row: *const u8, x: &Columns, first: usize, ahead: usize, y: *mut f32, stride: usize);
 
 /// A block type as registers of 256 numbers: one block, or eight of 32.
 ///
@@ -53,8 +53,8 @@ pub(super) trait Unpack: Block + Sized {
     /// By how much codes are too large, where scales and minima amount to that and no more.
     const EXCESS: Option<i8> = Self::BIAS;
 
-    /// The product with one column.
-    const ONE: One = dot_one::<Self>;
+    /// The products with one to four columns, each with the same bits however many there are.
+    const FEW: [Few; 4] = [dot_row::<Self, 1>, dot_row::<Self, 2>, dot_row::<Self, 3>, dot_row::<Self, 4>];
 
     /// Whether each 16 numbers have a scale of their own.
     const BY_16: bool = false;
@@ -253,12 +253,12 @@ fn prefetch_step<T: Unpack>(row: *const u8, i: usize, ahead: usize) {
 
 /// Up to so many columns a row is read from memory for the first four and from L1 for the others. From then on rows are unpacked into L1 for
 /// all columns, with nothing asked for ahead: 8 columns of Q4_K_M took two threads of a Zen 4 56 ms and 71 that way, 5 columns 41 and 54.
-const FEW_COLUMNS: usize = 8;
+const BY_ROW: usize = 8;
 
 /// The dot kernel for rows of one block type.
 #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
 unsafe fn dot<T: Unpack, const FAR: bool>(rows: Rows, count: usize, x: &Columns, y: *mut f32, stride: usize) {
-    if x.n > FEW_COLUMNS {
+    if x.n > BY_ROW {
         // SAFETY: the caller's promises.
         return unsafe { dot_many::<T>(rows, count, x, y, stride) };
     }
@@ -268,36 +268,25 @@ unsafe fn dot<T: Unpack, const FAR: bool>(rows: Rows, count: usize, x: &Columns,
         0 => BLOCKS_AHEAD,
         ahead => ahead,
     };
-    if x.n == 1 {
-        for r in 0..count {
-            // SAFETY: the caller's promises.
-            unsafe { *y.add(r) = (T::ONE)(rows.row(r), x, ahead) };
-        }
-        return;
-    }
     for r in 0..count {
         tiles!(x.n, [4, 3, 2, 1], |N, b| {
             // SAFETY: the caller's promises.
-            unsafe {
-                let sums = dot_row::<T, N>(rows.row(r), x, b, ahead);
-                sums.iter().enumerate().for_each(|(c, sum)| *y.add((b + c) * stride + r) = *sum);
-            }
+            unsafe { (T::FEW[N - 1])(rows.row(r), x, b, ahead, y.add(b * stride + r), stride) };
         });
     }
 }
 
-/// The [`One`] of types without a kernel of their own for one column.
+/// The [`Few`] of N columns, of types without kernels of their own.
 #[inline]
 #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
-unsafe fn dot_one<T: Unpack>(row: *const u8, x: &Columns, ahead: usize) -> f32 {
-    // SAFETY: the caller's promises.
-    unsafe { dot_row::<T, 1>(row, x, 0, ahead)[0] }
-}
-
-/// Products of one row with N columns.
-#[inline]
-#[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
-unsafe fn dot_row<T: Unpack, const N: usize>(row: *const u8, x: &Columns, first: usize, ahead: usize) -> [f32; N] {
+unsafe fn dot_row<T: Unpack, const N: usize>(
+    row: *const u8,
+    x: &Columns,
+    first: usize,
+    ahead: usize,
+    y: *mut f32,
+    stride: usize,
+) {
     let xs: [*const LaneBlock; N] = std::array::from_fn(|b| x.lane_blocks(first + b).as_ptr());
     let mut sums = [[_mm512_setzero_ps(); N]];
     let mut tail = [0; MAX_STEP];
@@ -310,7 +299,8 @@ unsafe fn dot_row<T: Unpack, const N: usize>(row: *const u8, x: &Columns, first:
             multiply([&weights], xs, i, &mut sums);
         }
     }
-    reduce(&sums)[0]
+    // SAFETY: the caller's promises.
+    reduce(&sums)[0].iter().enumerate().for_each(|(b, sum)| unsafe { *y.add(b * stride) = *sum });
 }
 
 /// sums += products of 256 numbers of R rows with block `i` of N columns.

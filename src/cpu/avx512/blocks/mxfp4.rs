@@ -1,12 +1,12 @@
 //! MXFP4.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Nibbles, One, Scales, Unpack, by_32, levels, small};
+use super::{Few, Nibbles, Scales, Unpack, by_32, levels, small};
 use crate::cpu::arch::*;
 use crate::formats::blocks::{MXFP4, MXFP4_LEVELS};
 
 impl Unpack for MXFP4 {
-    const ONE: One = by_32::dot::<Self>;
+    const FEW: [Few; 4] = by_32::few::<Self>();
     const NIBBLES: Option<Nibbles> = Some(Nibbles { levels: Some(&MXFP4_LEVELS), ..Nibbles::by_32(1, 17) });
     const EXCESS: Option<i8> = Some(levels::EXCESS);
     const WIDE_SCALES: bool = true;

@@ -1,12 +1,12 @@
 //! Q4_0.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Nibbles, One, Scales, Unpack, by_32, small};
+use super::{Few, Nibbles, Scales, Unpack, by_32, small};
 use crate::cpu::arch::*;
 use crate::formats::blocks::Q4_0;
 
 impl Unpack for Q4_0 {
-    const ONE: One = by_32::dot::<Self>;
+    const FEW: [Few; 4] = by_32::few::<Self>();
     const NIBBLES: Option<Nibbles> = Some(Nibbles::by_32(2, 18));
     const EXCESS: Option<i8> = Some(8);
 

@@ -1,13 +1,13 @@
 //! Q4_K.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{Nibbles, One, Scales, Unpack, add_nibbles, by_32, k_scales, lanes, of_group, twice};
+use super::{Few, Nibbles, Scales, Unpack, add_nibbles, by_32, k_scales, lanes, of_group, twice};
 use crate::cpu::arch::*;
 use crate::formats::blocks::Q4_K;
 use std::hint::black_box;
 
 impl Unpack for Q4_K {
-    const ONE: One = by_32::dot::<Self>;
+    const FEW: [Few; 4] = by_32::few::<Self>();
     const NIBBLES: Option<Nibbles> = Some(Nibbles { next_group: true, ..Nibbles::by_32(16, 16) });
 
     #[inline]

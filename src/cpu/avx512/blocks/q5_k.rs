@@ -1,12 +1,12 @@
 //! Q5_K.
 
 use super::by_32::{By32, Sixteenfold};
-use super::{One, Scales, Unpack, by_32, k_scales, lanes, select, twice};
+use super::{Few, Scales, Unpack, by_32, k_scales, lanes, select, twice};
 use crate::cpu::arch::*;
 use crate::formats::blocks::Q5_K;
 
 impl Unpack for Q5_K {
-    const ONE: One = by_32::dot::<Self>;
+    const FEW: [Few; 4] = by_32::few::<Self>();
 
     #[inline]
     #[cfg_attr(not(emulated), target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c"))]
