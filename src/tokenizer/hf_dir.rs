@@ -71,7 +71,7 @@ fn from_vocab(model: ModelSpec, vocab: &HfVocab, configs: &Configs, path: &Path)
         add_bos: bos.is_some() && stated.unwrap_or(vocab.before.is_some() && vocab.before == bos),
         bos,
         eos,
-        unk: vocab.unk,
+        unk: token_text(configs, "unk").and_then(&id_of).or(vocab.unk),
         add_eos: false,
         chat_template: None,
         chat: chat_tokens(configs, &id_of),

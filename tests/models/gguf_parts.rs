@@ -5,6 +5,9 @@ use crate::gguf_file::{File, fixture, text};
 use dynamicinfer::engine::Logits;
 use dynamicinfer::error::Error;
 use dynamicinfer::formats::gguf::Value;
+use dynamicinfer::formats::rows::Quant;
+use dynamicinfer::lab::synth::{Shape, write_gguf};
+use dynamicinfer::model::config::Activation;
 use dynamicinfer::model::source::Source;
 use dynamicinfer::model::{KvCache, KvType};
 use dynamicinfer::open::model::{find, real};
@@ -12,6 +15,7 @@ use dynamicinfer::open::{DeviceKind, DeviceOptions, EngineOptions, Opened, Quiet
 use dynamicinfer::pack::{PackOptions, Types, pack};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Dense and mixtures, floats and blocks, an expert's tensors apart and together, an architecture with biases of experts.
 const MODELS: [&str; 5] = ["llama.gguf", "llama.q4_0.gguf", "mixtral.gguf", "mixtral.split.gguf", "gpt-oss.mxfp4.gguf"];
@@ -90,18 +94,83 @@ fn its_experts_are_the_same_on_a_device_and_on_disk() {
     }
 }
 
+/// The store that a model is packed into.
+fn packed(path: &Path, to: PathBuf, types: impl Fn(&Source) -> Types) -> PathBuf {
+    let source = Source::open(path, None).unwrap();
+    pack(&source, &to, &PackOptions { types: types(&source), orders: None }, &|_, _| Ok(())).unwrap();
+    to
+}
+
+/// Three layers of eight clusters.
+fn made_up_dense(quant: Quant, path: &Path) {
+    let shape = Shape {
+        hidden: 256,
+        layers: 3,
+        ffn: 2048,
+        heads: 4,
+        kv_heads: 2,
+        vocab: 300,
+        context: 256,
+        activation: Activation::Silu,
+        active: None,
+        seed: 52,
+        experts: None,
+        outliers: 0,
+    };
+    write_gguf(&shape, quant, path, &|_, _| Ok(())).unwrap();
+}
+
+/// A dense model is packed in clusters, in the file's own types, when a device computes a part of it or not all of it fits into memory.
+#[test]
+fn a_dense_model_is_the_same_on_a_device_and_in_little_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = dir.path().join("whole.gguf");
+    for quant in [Quant::F16, Quant::Q8] {
+        made_up_dense(quant, &whole);
+        let store = |path: &Path, name: &str| packed(path, dir.path().join(name), |_| Types::Clusters);
+        let all = store(&whole, "whole.neurons");
+        let expected = elsewhere(&all).map(|options| logits(&options));
+        assert!(expected[1] == logits(&options(&all)), "{quant:?}");
+        for cut in cuts(&File::read(whole.to_str().unwrap())) {
+            let path = split(whole.to_str().unwrap(), &cut, dir.path()).swap_remove(0);
+            let store = store(&path, "parts.neurons");
+            for (options, expected) in elsewhere(&store).iter().zip(&expected) {
+                assert!(logits(options) == *expected, "{quant:?} {cut:?}, on a device: {}", options.device.is_some());
+            }
+        }
+    }
+}
+
+/// The program packs it on the way.
+#[test]
+fn a_dense_model_runs_on_a_device_by_its_first_part() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = dir.path().join("whole.gguf");
+    made_up_dense(Quant::Q8, &whole);
+    let run = |model: &Path| {
+        let home = tempfile::tempdir().unwrap();
+        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/machines/demo-pc.toml");
+        let mut run = Command::new(env!("CARGO_BIN_EXE_dynamicinfer"));
+        run.env_clear().env("HOME", home.path()).arg("run").arg(model).args(["Once", "--json", "--temp", "0"]);
+        run.args(["-n", "8", "-c", "64", "--device", "virtual", "--vram", "10MiB", "--deterministic", "--machine"]);
+        let done = run.arg(machine).output().unwrap();
+        let said: serde_json::Value = serde_json::from_slice(&done.stdout)
+            .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&done.stderr)));
+        ["text", "generated_tokens", "gpu_share"].map(|key| said[key].clone())
+    };
+    let path = split(whole.to_str().unwrap(), &[1, 9], dir.path()).swap_remove(0);
+    let expected = run(&whole);
+    assert!(expected[1] == 8 && expected[2].as_f64().unwrap() > 0.0, "{expected:?}");
+    assert_eq!(run(&path), expected);
+}
+
 #[test]
 fn it_packs_to_the_same_store_and_changes_with_any_of_its_parts() {
     let dir = tempfile::tempdir().unwrap();
     let paths = split("llama.gguf", &[3, 5], dir.path());
-    let store = |path: &Path, name: &str| {
-        let (source, out) = (Source::open(path, None).unwrap(), dir.path().join(name));
-        let options = PackOptions { types: Types::natural(&source).unwrap(), orders: None };
-        pack(&source, &out, &options, &|_, _| Ok(())).unwrap();
-        out
-    };
-    let [whole, parts] = [store(&fixture("llama.gguf"), "whole.neurons"), store(&paths[0], "parts.neurons")]
-        .map(|path| logits(&options(&path)));
+    let natural = |source: &Source| Types::natural(source).unwrap();
+    let [whole, parts] = [(&fixture("llama.gguf"), "whole.neurons"), (&paths[0], "parts.neurons")]
+        .map(|(path, name)| logits(&options(&packed(path, dir.path().join(name), natural))));
     assert!(whole == parts);
     let before = Source::open(&paths[0], None).unwrap();
     let before = (before.fingerprint(), before.files().to_vec());

@@ -640,6 +640,39 @@ fn a_model_in_parts_is_fetched_whole_with_its_folder() {
 }
 
 #[test]
+fn a_part_with_another_checksum_is_refused_by_name_and_not_kept() {
+    for wrong in 0..3 {
+        // Of a large file the server sends another byte.
+        let size = |n: usize| if n == wrong { 70_000 } else { 7000 };
+        let part = |n: usize| (format!("m-Q4_0-0000{}-of-00003.gguf", n + 1), vec![n as u8; size(n)]);
+        let parts: [(String, Vec<u8>); 3] = std::array::from_fn(part);
+        let files: Vec<(&str, Vec<u8>)> = parts.iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path();
+        let hub = Hub::with(&files, Manner { lies: true, ..Manner::default() });
+        let (code, out, err) = run(home, &hub.endpoint, &["pull", "owner/model"]);
+        assert_eq!((code, out.as_str()), (5, ""), "{err}");
+        let (name, bytes) = &parts[wrong];
+        assert!(err.contains(&format!("{name}: has the SHA-256 ")) && err.contains(&sha256(bytes)), "{err}");
+        // What came right before it is kept, and nothing is a model yet.
+        let mut kept: Vec<PathBuf> = parts[..wrong].iter().map(|(_, bytes)| blob(bytes).into()).collect();
+        kept.sort();
+        assert_eq!(all_below(&folder(home).join("blobs")), kept);
+        let snapshot = folder(home).join("snapshots").join(COMMIT);
+        assert!(snapshot.join(name).symlink_metadata().is_err() && !folder(home).join("refs/main").exists());
+        assert_eq!(run(home, NOBODY, &["show", "owner/model"]).0, 2);
+        // The right bytes then come whole.
+        let hub = Hub::with(&files, Manner::default());
+        let (code, out, err) = run(home, &hub.endpoint, &["pull", "owner/model"]);
+        assert_eq!((code, hub.starts()), (0, vec![0]), "{err}");
+        assert_eq!(Path::new(out.trim()), snapshot.join(&parts[0].0));
+        for (name, bytes) in &parts {
+            assert_eq!(std::fs::read(snapshot.join(name)).unwrap(), *bytes, "{name}");
+        }
+    }
+}
+
+#[test]
 fn of_several_gguf_files_one_is_named() {
     let home = tempfile::tempdir().unwrap();
     let (f32, q4) = (fixture("llama.gguf"), fixture("llama.q4_0.gguf"));

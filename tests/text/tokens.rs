@@ -1,5 +1,6 @@
 //! Tokenizers against the answers of the reference libraries, text streams against their laws.
 
+mod chats;
 mod published;
 
 use dynamicinfer::Error;

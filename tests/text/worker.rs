@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Waker};
 
 /// Longer than any step of a test on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A worker on a tiny model; `of` changes the engine before.
 fn worker(dir: &Path, slots: usize, context: usize, deterministic: bool, of: impl FnOnce(&mut Engine)) -> Handle {
