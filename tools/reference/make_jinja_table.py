@@ -5,7 +5,7 @@ each with the text or the error that jinja2 gives in the environment in which tr
     pip install jinja2==3.1.6
     python3 tools/reference/make_jinja_table.py
 
-`tests/jinja2.rs` renders the same templates. `tools/real_artefacts.py` uses the environment made here.
+`tests/text/jinja2.rs` renders the same templates. `tools/real_artefacts.py` uses the environment made here.
 """
 import datetime
 import json

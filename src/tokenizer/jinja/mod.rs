@@ -2,7 +2,7 @@
 //! changes no value, `tojson`, `raise_exception` and `strftime_now`.
 //!
 //! minijinja resembles Jinja2, and differs in hundreds of small things. Filters, tests, functions and methods are replaced here; what is
-//! syntax is rewritten in the source before it is compiled ([`source`]). `tests/jinja2.rs` compares more than a thousand constructs with
+//! syntax is rewritten in the source before it is compiled ([`source`]). `tests/text/jinja2.rs` compares more than a thousand constructs with
 //! what Jinja2 itself gives, and lists those that still differ.
 
 mod args;
