@@ -2,6 +2,7 @@
 
 use super::error::ApiError;
 use super::fields::{Item, TextOr};
+use super::infill;
 use super::model::ServedModel;
 use super::request::{Asker, Biases, Generates, MAX_CHOICES, ResponseFormat, StreamOptions, request, room};
 use super::stream::{Prepared, Wire};
@@ -59,7 +60,7 @@ request! {
         best_of: u64,
         /// Refused if true.
         echo: bool,
-        /// Refused unless empty.
+        /// The text behind the prompt, which must be a text then: the answer is what is missing between both.
         suffix: String,
         /// Accepted and ignored, as the fields that follow.
         user: Given,
@@ -113,22 +114,21 @@ impl Generates for CompletionRequest {
         if self.echo == Some(true) {
             return Err(ApiError::field("echo", "echo is not supported; put the prompt before the answer yourself"));
         }
-        if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(ApiError::field(
-                "suffix",
-                "suffix is not supported: the model only continues a text; leave it out",
-            ));
-        }
         if let Some(best_of) = self.best_of.filter(|&best| best != self.n.unwrap_or(1)) {
             return Err(ApiError::field("best_of", format!("best_of is {best_of}; it must equal n")));
         }
         if let Some(top) = self.logprobs.filter(|&top| top > MAX_LOGPROBS) {
             return Err(ApiError::field("logprobs", format!("logprobs is {top}; it must be 0 to {MAX_LOGPROBS}")));
         }
-        let plan = self.common().check(model, *fresh_seed)?;
+        let mut plan = self.common().check(model, *fresh_seed)?;
         let prompt = self.prompt.take().ok_or_else(|| ApiError::field("prompt", "the prompt is missing"))?;
         let mut jobs = Vec::new();
-        for prompt in prompts("prompt", prompt, MAX_CHOICES, model)? {
+        let prompts = match (self.suffix.take().filter(|suffix| !suffix.is_empty()), prompt) {
+            (None, prompt) => prompts("prompt", prompt, MAX_CHOICES, model)?,
+            (Some(suffix), Item::Text(before)) => vec![infill::tokens(model, &mut plan, "prompt", &before, &suffix)?],
+            (Some(_), _) => return Err(ApiError::field("suffix", "suffix goes with a prompt that is one text")),
+        };
+        for prompt in prompts {
             let max_tokens =
                 room("max_tokens", Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)), prompt.len(), model.context)?;
             jobs.extend(plan.jobs(*client, prompt, max_tokens, self.logprobs.map(|top| top as usize), false));

@@ -14,6 +14,7 @@ pub mod error;
 pub mod fields;
 pub mod forms;
 pub mod habits;
+pub mod infill;
 pub mod items;
 pub mod json_scan;
 pub mod keep_alive;

@@ -168,7 +168,10 @@ impl ServedModel {
     }
 
     /// Refuses a text so long that its tokens cannot fit the context, without tokenising it.
-    fn check_length(&self, param: &str, bytes: usize) -> Result<(), ApiError> {
+    ///
+    /// # Errors
+    /// 400.
+    pub fn check_length(&self, param: &str, bytes: usize) -> Result<(), ApiError> {
         let least = bytes / MAX_BYTES_PER_TOKEN;
         if least >= self.context.max(MIN_CONTEXT) {
             return Err(ApiError::too_long(param, least, true, self.context));

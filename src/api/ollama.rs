@@ -5,6 +5,7 @@ use super::dialogue::Dialogue;
 use super::embeddings::EmbeddingRequest;
 use super::error::{ApiError, refuse};
 use super::fields::{Item, TextOr};
+use super::infill;
 use super::messages::{CalledFunction, ChatMessage, PastCall};
 use super::model::ServedModel;
 use super::ollama_options::Options;
@@ -74,9 +75,9 @@ fields! {
         think: Value,
         /// How long the model is kept ([`super::keep_alive::Keep`]).
         keep_alive: Given,
-        /// Refused if it says anything, as the fields that follow.
-        suffix: Given,
-        /// Only text can be read.
+        /// The text behind the prompt: the answer is what is missing between both.
+        suffix: String,
+        /// Refused if it says anything, as the fields that follow: only text can be read.
         images: Given,
         /// The model has its own.
         template: Given,
@@ -183,7 +184,9 @@ open_object! {
 /// As [`ServedModel::thoughts`].
 pub fn capabilities(model: &ServedModel) -> Result<Vec<&'static str>, ApiError> {
     let thinks = model.thoughts()?.is_some();
-    Ok(["completion", "tools"].into_iter().chain(thinks.then_some("thinking")).collect())
+    let fills_in = model.tokenizer.infill_marks().is_some();
+    let more = [thinks.then_some("thinking"), fills_in.then_some("insert")];
+    Ok(["completion", "tools"].into_iter().chain(more.into_iter().flatten()).collect())
 }
 
 /// The field `format`.
@@ -289,9 +292,9 @@ impl OllamaGenerateRequest {
     /// Refuses what could change the answer and is not supported.
     fn refuse(&self) -> Result<(), ApiError> {
         let given = |field: Option<Given>| field.is_some_and(|field| field.0);
-        let system = self.system.as_ref().is_some_and(|system| !system.is_empty());
+        let said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        let (system, suffix) = (said(&self.system), said(&self.suffix));
         refuse([
-            ("suffix", given(self.suffix), "suffix is not supported: the model only continues a text; leave it out"),
             ("images", given(self.images), "images cannot be read; leave them out"),
             ("template", given(self.template), "the model has its own; leave it out"),
             (
@@ -300,6 +303,16 @@ impl OllamaGenerateRequest {
                 "tokens of earlier answers are not taken; send the conversation to /api/chat",
             ),
             ("system", system && self.raw == Some(true), "with raw the prompt is continued as it is; put it there"),
+            (
+                "suffix",
+                suffix && self.raw == Some(true),
+                "with raw the prompt is continued as it is; leave one of them out",
+            ),
+            (
+                "system",
+                system && suffix,
+                "what is missing between two texts is found without a system message; leave it out",
+            ),
             ("logprobs", given(self.logprobs), "log probabilities are supported by /v1/completions only"),
             ("top_logprobs", given(self.top_logprobs), "log probabilities are supported by /v1/completions only"),
             ("truncate", given(self.truncate), "send a shorter prompt"),
@@ -321,12 +334,17 @@ impl Generates for OllamaGenerateRequest {
         let json = response_format.is_some();
         let common = Common { response_format, stream: Some(self.stream.unwrap_or(true)), ..options.common() };
         let variables = variables(self.think.take())?;
-        let Some(prompt) = self.prompt.take().filter(|prompt| !prompt.is_empty()) else {
+        let prompt = self.prompt.take().unwrap_or_default();
+        let suffix = self.suffix.take().filter(|suffix| !suffix.is_empty());
+        if prompt.is_empty() && suffix.is_none() {
             return unasked(common, WIRE, model, asker);
-        };
-        if self.raw == Some(true) {
-            let plan = common.check(model, asker.fresh_seed)?;
-            let prompt = model.tokens("prompt", &prompt)?;
+        }
+        if self.raw == Some(true) || suffix.is_some() {
+            let mut plan = common.check(model, asker.fresh_seed)?;
+            let prompt = match suffix {
+                Some(suffix) => infill::tokens(model, &mut plan, "prompt", &prompt, &suffix)?,
+                None => model.tokens("prompt", &prompt)?,
+            };
             let max_tokens = room(limit.0, limit.1, prompt.len(), model.context)?;
             let jobs = plan.jobs(asker.client, prompt, max_tokens, None, false);
             return plan.prepared(WIRE, id(asker), model, jobs);

@@ -315,6 +315,16 @@ impl Common {
 }
 
 impl Plan {
+    /// The texts before which the answers end.
+    pub fn stops(&self) -> &[String] {
+        &self.stops
+    }
+
+    /// The answers end before one of these texts, too.
+    pub fn stop_at(&mut self, more: impl IntoIterator<Item = String>) {
+        self.stops.extend(more);
+    }
+
     /// The answers are those to a conversation.
     #[must_use]
     fn with_talk(self, talk: Talk, model: &ServedModel) -> Plan {
@@ -358,6 +368,7 @@ impl Plan {
             prompt: prompt.clone(),
             params: SamplingParams { seed: self.params.seed.wrapping_add(i as u64), ..self.params.clone() },
             max_tokens,
+            max_time: None,
             stops: self.stops.clone(),
             whole,
             ignore_eos: self.ignore_eos,

@@ -3,6 +3,7 @@
 use super::anthropic_stream::MessageEvents;
 use super::error::{ApiError, ErrorForm, unsupported};
 use super::forms::AnswerForms;
+use super::infill::InfillEvents;
 use super::model::ServedModel;
 use super::ollama_lines::AnswerLines;
 use super::reader::Reader;
@@ -31,6 +32,8 @@ pub enum Wire {
     OllamaChat,
     /// `/api/generate`.
     OllamaGenerate,
+    /// `/infill`.
+    Infill,
 }
 
 impl Wire {
@@ -41,6 +44,7 @@ impl Wire {
             Wire::Responses => Some(Box::new(ResponseEvents::default())),
             Wire::Messages => Some(Box::new(MessageEvents::default())),
             Wire::OllamaChat | Wire::OllamaGenerate => Some(Box::new(AnswerLines::new(self == Wire::OllamaChat))),
+            Wire::Infill => Some(Box::new(InfillEvents)),
         }
     }
 
@@ -57,7 +61,7 @@ impl Wire {
     /// The form of errors.
     pub fn error_form(self) -> ErrorForm {
         match self {
-            Wire::Chat | Wire::Text | Wire::Responses => ErrorForm::OpenAi,
+            Wire::Chat | Wire::Text | Wire::Responses | Wire::Infill => ErrorForm::OpenAi,
             Wire::Messages => ErrorForm::Anthropic,
             Wire::OllamaChat | Wire::OllamaGenerate => ErrorForm::Ollama,
         }

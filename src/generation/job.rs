@@ -19,6 +19,8 @@ pub struct Job {
     pub params: SamplingParams,
     /// Tokens of the answer at most, 1 or more.
     pub max_tokens: usize,
+    /// The answer ends once it has a line break and this time has gone by since its first token. `None`: it takes as long as it takes.
+    pub max_time: Option<Duration>,
     /// The answer ends before the first of these texts.
     pub stops: Vec<String>,
     /// The answer is a text of its own and not the continuation of one ([`crate::tokenizer::TextStream`]).
@@ -46,6 +48,7 @@ impl Job {
             prompt,
             params: SamplingParams::default(),
             max_tokens,
+            max_time: None,
             stops: Vec::new(),
             whole: false,
             ignore_eos: false,
@@ -119,7 +122,7 @@ pub struct Done {
 pub enum Reason {
     /// The model ended it, a stop string came, or the grammar was complete.
     Stop,
-    /// It has as many tokens as were asked for, or the context is full.
+    /// It has as many tokens as were asked for, its time is over, or the context is full.
     Length,
 }
 

@@ -78,6 +78,8 @@ pub struct Sequence {
     pending: Vec<(usize, Logprob)>,
     /// Bytes of all generated tokens.
     bytes: usize,
+    /// Whether one of them is a line break.
+    has_lines: bool,
     /// Bytes of text that have been sent.
     released: usize,
     /// The model's own logits, `[vocab]`, kept where log probabilities are reported.
@@ -135,6 +137,7 @@ impl Sequence {
             channel: channel.unwrap_or_default(),
             pending: Vec::new(),
             bytes: 0,
+            has_lines: false,
             released: 0,
             raw: Vec::new(),
             cached,
@@ -217,12 +220,13 @@ impl Sequence {
             self.pending.push((self.bytes, logprobs(&self.raw, token, top)));
         }
         self.bytes += if shown { bytes.len() } else { 0 };
+        self.has_lines |= bytes.contains(&b'\n');
         let delta = if spoken && shown { self.text.push(bytes) } else { tokenizer.say(&mut self.text, token, shown) };
         self.release(delta.text, delta.stopped);
         if delta.stopped || complete {
             return Some(Ended::Done(Reason::Stop));
         }
-        if self.generated >= self.job.max_tokens || room == 0 {
+        if self.generated >= self.job.max_tokens || room == 0 || self.is_late() {
             return Some(Ended::Done(Reason::Length));
         }
         self.phase = Phase::Decoding(token);
@@ -286,6 +290,12 @@ impl Sequence {
             kept.for_each(|(token, logit)| logits[token] = logit);
         }
         Ok(())
+    }
+
+    /// Whether its time is over.
+    fn is_late(&self) -> bool {
+        let took = self.last_at - self.first_at.unwrap_or(self.last_at);
+        self.has_lines && self.job.max_time.is_some_and(|most| took >= most)
     }
 
     fn note_time(&mut self, metrics: &Metrics) {

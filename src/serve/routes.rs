@@ -13,6 +13,7 @@ use super::{control, metrics, ollama, responses, tcp, ui};
 use crate::api::anthropic::MessagesRequest;
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
+use crate::api::infill::InfillRequest;
 use crate::api::ollama::{OllamaChatRequest, OllamaGenerateRequest};
 use crate::api::responses::ResponsesRequest;
 use crate::api::{ApiError, ErrorForm, parse};
@@ -31,7 +32,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 /// Every route with its methods, as the OpenAPI document has them.
-pub const ROUTES: [(&str, &[&str]); 31] = [
+pub const ROUTES: [(&str, &[&str]); 32] = [
     ("/health", &["get"]),
     ("/ready", &["get"]),
     ("/metrics", &["get"]),
@@ -53,6 +54,7 @@ pub const ROUTES: [(&str, &[&str]); 31] = [
     ("/api/show", &["post"]),
     ("/api/ps", &["get"]),
     ("/api/version", &["get"]),
+    ("/infill", &["post"]),
     ("/tokenize", &["post"]),
     ("/detokenize", &["post"]),
     ("/v1/x/ps", &["get"]),
@@ -96,6 +98,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/api/show", post(ollama::show))
         .route("/api/ps", get(ollama::ps))
         .route("/api/version", get(ollama::version))
+        .route("/infill", post(generated::<InfillRequest>))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/v1/x/ps", get(|State(d): Shared| async move { json_response(&control::ps(&d)) }))

@@ -12,6 +12,7 @@ mod from_gguf;
 mod growth;
 pub mod hf;
 mod hf_dir;
+pub mod infill;
 mod jinja;
 pub mod pre_tokenizers;
 pub mod sentencepiece;
@@ -31,6 +32,7 @@ use pre_tokenizers::{Writing, pre_tokenizer};
 use special::{Piece, SpecialTexts};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 impl TokenizerSpec {
     /// Tokens in the vocabulary: the largest id plus one. `path` is the file it came from, for messages.
@@ -79,6 +81,8 @@ pub struct Tokenizer {
     encoder: Encoder,
     drops_leading_space: bool,
     markers: Option<Markers>,
+    /// Found when they are asked for first.
+    infill: OnceLock<Option<infill::Marks>>,
 }
 
 #[derive(Debug)]
@@ -177,6 +181,7 @@ impl Tokenizer {
             encoder,
             drops_leading_space,
             markers,
+            infill: OnceLock::new(),
         })
     }
 
@@ -354,6 +359,12 @@ impl Tokenizer {
     /// The tokens that mark the messages of an answer, where it has channels.
     pub fn markers(&self) -> Option<Markers> {
         self.markers
+    }
+
+    /// The tokens between which the model fills in what is missing; `None` if it has none.
+    pub fn infill_marks(&self) -> Option<&infill::Marks> {
+        let id_of = |name: &str| (0..self.kinds.len() as u32).find(|&id| self.texts.get(id) == Some(name.as_bytes()));
+        self.infill.get_or_init(|| infill::Marks::find(id_of)).as_ref()
     }
 
     /// The model's chat template as Jinja source, unchecked; `None` if its file has none.

@@ -5,6 +5,7 @@ use dynamicinfer::api::anthropic::MESSAGES_FIELDS;
 use dynamicinfer::api::chat::CHAT_FIELDS;
 use dynamicinfer::api::completions::COMPLETION_FIELDS;
 use dynamicinfer::api::embeddings::EMBEDDING_FIELDS;
+use dynamicinfer::api::infill::INFILL_FIELDS;
 use dynamicinfer::api::ollama::{
     OLLAMA_CHAT_FIELDS, OLLAMA_EMBED_FIELDS, OLLAMA_EMBEDDINGS_FIELDS, OLLAMA_GENERATE_FIELDS, OLLAMA_SHOW_FIELDS,
 };
@@ -357,6 +358,7 @@ fn the_document_lists_every_route_and_every_field() {
     let schemas = [
         ("ChatRequest", CHAT_FIELDS),
         ("CompletionRequest", COMPLETION_FIELDS),
+        ("InfillRequest", INFILL_FIELDS),
         ("ResponsesRequest", RESPONSES_FIELDS),
         ("EmbeddingRequest", EMBEDDING_FIELDS),
         ("MessagesRequest", MESSAGES_FIELDS),

@@ -13,6 +13,7 @@ mod failures;
 mod files;
 mod forms;
 mod forms_of_answers;
+mod infill;
 mod life;
 mod limits;
 mod log;

@@ -257,7 +257,24 @@ fn thirty_bad_loads_at_once_cut_no_answer_and_leave_the_model() {
     let daemon = &Daemon::start_in(dir.path(), &["--deterministic"]);
     let damaged = dir.path().join("damaged.gguf");
     std::fs::write(&damaged, b"GGUF is what it says, and nothing behind it").unwrap();
-    let bad = ["/nowhere", damaged.to_str().unwrap(), "demo\u{0}", "", dir.path().to_str().unwrap()];
+    // Counts of layers that ended the daemon, or took gigabytes before they were refused.
+    let deep = dir.path().join("deep");
+    std::fs::create_dir(&deep).unwrap();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let mut config: Json = serde_json::from_slice(&std::fs::read(fixtures.join("llama/config.json")).unwrap()).unwrap();
+    config["num_hidden_layers"] = 1_000_000_000_000u64.into();
+    std::fs::write(deep.join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(fixtures.join("llama/model.safetensors"), deep.join("model.safetensors")).unwrap();
+    let deep_gguf = dir.path().join("deep.gguf");
+    let mut bytes = std::fs::read(fixtures.join("llama.gguf")).unwrap();
+    let key = b"llama.block_count";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len();
+    // Behind the key its type, an unsigned integer of four bytes.
+    assert_eq!(bytes[at..at + 4], 4u32.to_le_bytes());
+    bytes[at + 4..at + 8].fill(0xff);
+    std::fs::write(&deep_gguf, bytes).unwrap();
+    let folders = [&damaged, &deep, &deep_gguf].map(|path| path.to_str().unwrap());
+    let bad = ["/nowhere", folders[0], "demo\u{0}", "", dir.path().to_str().unwrap(), folders[1], folders[2]];
     let ask = |seed: usize| json!({"prompt": "Once", "max_tokens": 150, "ignore_eos": true, "seed": seed});
     let said = |answer: Answer| {
         assert_eq!(answer.status, 200, "{}", answer.text());
@@ -324,6 +341,7 @@ fn no_endpoint_does_two_things_between_two_tokens_of_an_answer() {
         ("POST", "/api/show", json!({})),
         ("GET", "/api/ps", json!({})),
         ("GET", "/api/version", json!({})),
+        ("POST", "/infill", json!({"input_prefix": long, "input_suffix": "."})),
         ("POST", "/tokenize", json!({"content": long})),
         ("POST", "/detokenize", json!({"tokens": [5, 6, 7]})),
         ("GET", "/v1/x/ps", json!({})),
@@ -358,7 +376,8 @@ fn no_endpoint_does_two_things_between_two_tokens_of_an_answer() {
                     while !done.load(Ordering::SeqCst) || answers == 0 {
                         let answer = daemon.call(method, path, if *method == "GET" { "" } else { &body });
                         let wanted = match *path {
-                            "/v1/x/models/load" => 400,
+                            // There is none, and the demo has no tokens for filling in.
+                            "/v1/x/models/load" | "/infill" => 400,
                             "/v1/responses/none" => 404,
                             _ => 200,
                         };

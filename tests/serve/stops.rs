@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 /// The demo model with other names for some of its tokens, which are control tokens from then on.
-fn renamed(dir: &Path, tokens: &[(&str, &str)]) -> PathBuf {
+pub fn renamed(dir: &Path, tokens: &[(&str, &str)]) -> PathBuf {
     let rename = |tokenizer: &mut Json, (token, name): &(&str, &str)| {
         let model = tokenizer["model"].as_object_mut().unwrap();
         let id = model["vocab"].as_object_mut().unwrap().remove(*token).expect("a token of the demo model");
