@@ -60,7 +60,7 @@ request! {
         best_of: u64,
         /// Refused if true.
         echo: bool,
-        /// The text behind the prompt, which must be a text then: the answer is what is missing between both.
+        /// The text behind the prompt, which must be a text then: the answer is the middle between both.
         suffix: String,
         /// Accepted and ignored, as the fields that follow.
         user: Given,

@@ -1,4 +1,4 @@
-//! POST /infill in the form of llama.cpp's server, which editors ask, and `suffix` of other APIs: what is missing in a text.
+//! POST /infill in the form of llama.cpp's server, which editors ask, and `suffix` of other APIs: the middle of a text.
 
 use super::error::ApiError;
 use super::fields::TextOr;
@@ -9,35 +9,42 @@ use super::stream::{Prepared, Wire};
 use super::unknown::{Given, open_object};
 use super::writing::{Response, WritesParts};
 use crate::clock::Duration;
-use crate::generation::{Done, Reason};
+use crate::generation::{Done, LineLimits, Reason};
 use crate::tokenizer::infill::Infill;
+use crate::tokenizer::{MAX_BYTES_PER_TOKEN, Special};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Other files of a request, at most.
 const MAX_FILES: usize = 256;
-/// Of the context, what the prompt leaves for an answer whose length the request does not say.
-const ANSWER: usize = 4;
+/// Names in `response_fields`, at most.
+const MAX_RESPONSE_FIELDS: usize = 64;
+/// The part of the context that other files may have. It does not depend on the request, so that the files of the next one stand where these do.
+const SHARE_OF_FILES: usize = 2;
+/// The part of the context that the answer has at least, if it may be as long.
+const SHARE_OF_ANSWER: usize = 4;
 
 fields! {
     /// Body of POST /infill. A field that is not listed is refused by name; `None` is a field that was left out.
     InfillRequest, INFILL_FIELDS {
         /// Name of the loaded model, or empty. `None`: whichever is loaded.
         model: String,
-        /// The text before the gap.
+        /// The text before the middle; needed.
         input_prefix: String,
-        /// The text behind the gap.
+        /// The text behind the middle; needed.
         input_suffix: String,
         /// Other files, which come before both; the last ones are kept where not all fit.
         input_extra: Vec<ExtraFile>,
-        /// What the missing text begins with, as far as it is there already.
+        /// The beginning of the middle, as far as it is there already.
         prompt: String,
         /// Tokens of the answer at most; 0: the prompt is read for the next request, and nothing is answered; below 0 or `None`: as many as
         /// the context has room for.
         n_predict: i64,
-        /// Milliseconds from the first token after which an answer ends that has a line break; 0 or `None`: it takes as long as it takes.
+        /// Milliseconds from the first token, after which the answer ends with the next line break; 0 or `None`: no limit.
         t_max_predict_ms: i64,
+        /// The answer ends before a line with less indentation, in characters; 0 or `None`: no limit.
+        n_indent: u64,
         /// As in [`super::completions::CompletionRequest`], as the fields that follow.
         temperature: f32,
         /// Draws from this many of the likeliest tokens.
@@ -58,18 +65,16 @@ fields! {
         frequency_penalty: f32,
         /// Whether the answer is sent as server-sent events while it is generated. `None`: no.
         stream: bool,
-        /// Accepted and ignored, as the fields that follow: lines of any indentation are answered.
-        n_indent: Given,
-        /// Keys and values of prompts are kept without being asked for.
+        /// The fields of the answer that are sent, as `timings/prompt_n`; empty or `None`: all.
+        response_fields: Vec<String>,
+        /// Accepted and ignored, as the fields that follow: keys and values of prompts are kept without being asked for.
         cache_prompt: Given,
         /// Any free slot answers.
         id_slot: Given,
-        /// The order of the ways to draw.
+        /// Tokens are drawn as for other requests.
         samplers: Given,
         /// Prompts have no limit of time.
         t_max_prompt_ms: Given,
-        /// The whole answer is sent.
-        response_fields: Given,
     }
 }
 
@@ -83,69 +88,107 @@ open_object! {
     }
 }
 
-/// The prompt for what is missing between two texts; `param` is the field of the text before it.
+/// The prompt for the middle between two texts; `param` is the field of the suffix.
 ///
 /// # Errors
-/// 400 where the model has no tokens for that, and for texts that no context has room for.
-pub fn between(
-    model: &ServedModel,
-    param: &str,
-    files: &[(String, String)],
-    before: &str,
-    behind: &str,
-) -> Result<Infill, ApiError> {
-    let bytes = files.iter().map(|(name, text)| name.len() + text.len()).sum::<usize>() + before.len() + behind.len();
-    model.check_length(param, bytes)?;
-    let made = Infill::new(&model.tokenizer, files, before, behind);
+/// 400 where the model has no FIM tokens.
+fn between(model: &ServedModel, param: &str, prefix: &str, suffix: &str) -> Result<Infill, ApiError> {
+    let made = Infill::new(&model.tokenizer, prefix, suffix);
     made.map_err(|e| ApiError::field(param, e.without_folder()))?.ok_or_else(|| {
-        ApiError::field(
-            "suffix",
-            "this model has no tokens for filling in and only continues a text; leave the text behind the gap out, or ask a model of code",
-        )
+        let why = "this model has no FIM tokens and only continues a text; ask a model of code that has them, such as Qwen2.5-Coder";
+        ApiError::field(param, why)
     })
 }
 
-/// The names of the tokens that end what was missing.
-pub fn ends(model: &ServedModel) -> Vec<String> {
-    let marks = model.tokenizer.infill_marks().into_iter().flat_map(|marks| &marks.ends);
-    marks.filter_map(|&id| model.tokenizer.token_text(id)).map(str::to_owned).collect()
-}
-
-/// A whole prompt, which is refused where it does not fit the context, and what ends its answers.
+/// The whole prompt for the middle between two texts, which is refused where it does not fit the context; the plan's answers end where a
+/// middle does. `param` is the field of the prefix.
 ///
 /// # Errors
-/// As [`between`], and 400 for a prompt that does not fit.
+/// 400 for a prompt that does not fit, and where the model has no FIM tokens.
 pub fn tokens(
     model: &ServedModel,
     plan: &mut Plan,
     param: &str,
-    before: &str,
-    behind: &str,
+    prefix: &str,
+    suffix: &str,
 ) -> Result<Vec<u32>, ApiError> {
-    let infill = between(model, param, &[], before, behind)?;
-    plan.stop_at(ends(model));
+    model.check_length(param, prefix.len() + suffix.len())?;
+    let infill = between(model, "suffix", prefix, suffix)?;
+    end_with_middle(model, plan);
     model.check_tokens(param, infill.tokens())
+}
+
+fn end_with_middle(model: &ServedModel, plan: &mut Plan) {
+    plan.end_with(model.tokenizer.fim_tokens().map_or(&[], |fim| fim.ends()));
+}
+
+/// The end of a text of at most so many bytes.
+fn end(text: &str, most: usize) -> &str {
+    &text[text.ceil_char_boundary(text.len().saturating_sub(most))..]
+}
+
+/// The beginning of a text of at most so many bytes.
+fn begin(text: &str, most: usize) -> &str {
+    &text[..text.floor_char_boundary(most)]
+}
+
+impl InfillRequest {
+    /// The prompt, and whether a part of the request was left out of it.
+    fn tokens(&mut self, model: &ServedModel) -> Result<(Vec<u32>, bool), ApiError> {
+        let needed = |text: Option<String>, param: &str| {
+            text.ok_or_else(|| ApiError::field(param, format!("{param} is missing; give the text, which may be empty")))
+        };
+        let prefix = needed(self.input_prefix.take(), "input_prefix")?;
+        let suffix = needed(self.input_suffix.take(), "input_suffix")?;
+        let files = self.input_extra.take().unwrap_or_default();
+        if files.len() > MAX_FILES {
+            let message = format!("the request has {} other files; give at most {MAX_FILES}", files.len());
+            return Err(ApiError::field("input_extra", message));
+        }
+        let begun = self.prompt.take().unwrap_or_default();
+        model.check_length("prompt", begun.len())?;
+        let begun = model.tokenizer.encode(&begun, Special::AsText);
+        let begun = begun.map_err(|e| ApiError::field("prompt", e.without_folder()))?;
+        // What cannot fit is not tokenised.
+        let most = model.context * MAX_BYTES_PER_TOKEN;
+        let mut infill = between(model, "input_suffix", end(&prefix, most), begin(&suffix, most))?;
+        let files: Vec<(String, String)> =
+            files.into_iter().map(|file| (file.filename.unwrap_or_default(), file.text.unwrap_or_default())).collect();
+        let all = infill.add_files(&model.tokenizer, &files, model.context / SHARE_OF_FILES);
+        let all = all.map_err(|e| ApiError::field("input_extra", e.without_folder()))?;
+        let share = model.context / SHARE_OF_ANSWER;
+        let answer = self.limit().map_or(share, |n| n.min(share)).max(1);
+        let kept = begun.len() + answer;
+        if kept + infill.least() > model.context {
+            return Err(ApiError::too_long("prompt", begun.len(), false, model.context));
+        }
+        let fits = infill.fit(model.context - kept) && prefix.len() <= most && suffix.len() <= most;
+        Ok((model.check_tokens("input_prefix", [infill.tokens(), begun].concat())?, !(all && fits)))
+    }
+
+    /// Tokens of the answer at most.
+    fn limit(&self) -> Option<usize> {
+        self.n_predict.and_then(|n| usize::try_from(n).ok())
+    }
+
+    /// The names of the fields that are sent.
+    fn sent(&mut self) -> Result<Vec<String>, ApiError> {
+        let sent = self.response_fields.take().unwrap_or_default();
+        match sent.len() {
+            0..=MAX_RESPONSE_FIELDS => Ok(sent),
+            n => {
+                let message = format!("response_fields has {n} names; give at most {MAX_RESPONSE_FIELDS}");
+                Err(ApiError::field("response_fields", message))
+            }
+        }
+    }
 }
 
 impl Generates for InfillRequest {
     const FIELDS: &'static [&'static str] = INFILL_FIELDS;
 
     fn prepare(mut self, model: &Arc<ServedModel>, asker: &Asker) -> Result<Prepared, ApiError> {
-        let files = self.input_extra.take().unwrap_or_default();
-        if files.len() > MAX_FILES {
-            let message = format!("the request has {} other files; give at most {MAX_FILES}", files.len());
-            return Err(ApiError::field("input_extra", message));
-        }
-        let files = files.into_iter().map(|file| (file.filename.unwrap_or_default(), file.text.unwrap_or_default()));
-        let texts = [self.input_prefix.take(), self.input_suffix.take(), self.prompt.take()];
-        let [before, behind, begun] = texts.map(Option::unwrap_or_default);
-        let mut infill = between(model, "input_prefix", &files.collect::<Vec<_>>(), &before, &behind)?;
-        let begun = model.tokenize(&begun, crate::tokenizer::Special::AsText, false)?;
-        // At most half of the context is kept for the answer.
-        let asked = self.n_predict.and_then(|n| usize::try_from(n).ok());
-        let kept = asked.map_or(model.context / ANSWER, |n| n.min(model.context / 2)).max(1) + begun.len();
-        let truncated = infill.fit(model.context.saturating_sub(kept));
-        let prompt = model.check_tokens("input_prefix", [infill.tokens(), begun].concat())?;
+        let sent = self.sent()?;
         let common = Common {
             temperature: self.temperature,
             top_p: self.top_p,
@@ -160,16 +203,23 @@ impl Generates for InfillRequest {
             ..Common::default()
         };
         let mut plan = common.check(model, asker.fresh_seed)?;
-        let stops = plan.stops().to_vec();
-        plan.stop_at(ends(model));
-        let asked = asked.map(|n| n.max(1) as u64);
+        let (prompt, truncated) = self.tokens(model)?;
+        end_with_middle(model, &mut plan);
+        let asked = self.limit().map(|n| n.max(1) as u64);
         let max_tokens = room("n_predict", asked, prompt.len(), model.context)?;
+        let time = self.t_max_predict_ms.and_then(|ms| u64::try_from(ms).ok()).filter(|&ms| ms > 0);
+        let indent = usize::try_from(self.n_indent.unwrap_or(0)).unwrap_or(usize::MAX);
+        let lines = LineLimits { time: time.map(Duration::from_millis), indent };
         let mut jobs = plan.jobs(asker.client, prompt, max_tokens, None, false);
-        let max_time = self.t_max_predict_ms.and_then(|ms| u64::try_from(ms).ok()).filter(|&ms| ms > 0);
-        jobs.iter_mut().for_each(|job| job.max_time = max_time.map(Duration::from_millis));
+        jobs.iter_mut().for_each(|job| job.lines = Some(lines));
+        let echo = json!({
+            "stops": plan.stops(),
+            "truncated": truncated,
+            "reads_only": self.limit() == Some(0),
+            "sent": sent,
+        });
         let mut prepared = plan.prepared(Wire::Infill, format!("infill-{}", asker.id), model, jobs)?;
-        let reads_only = self.n_predict == Some(0);
-        prepared.answer.echo = Arc::new(json!({"stops": stops, "truncated": truncated, "reads_only": reads_only}));
+        prepared.answer.echo = Arc::new(echo);
         Ok(prepared)
     }
 }
@@ -178,44 +228,68 @@ impl Generates for InfillRequest {
 #[derive(Debug)]
 pub struct InfillEvents;
 
+/// Whether only the prompt is read: its job makes one token, of which nothing is told.
+fn reads_only(of: &Response) -> bool {
+    of.echo["reads_only"] == true
+}
+
 fn object(of: &Response, text: &str) -> Value {
-    let text = if of.echo["reads_only"] == true { "" } else { text };
+    let text = if reads_only(of) { "" } else { text };
     json!({"index": 0, "content": text, "tokens": [], "stop": false, "id_slot": -1, "model": of.model.name})
 }
 
-fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+/// The fields of an object that the request asks for, those within others by their whole way.
+fn chosen(object: Value, of: &Response) -> Value {
+    let ways: Vec<&str> = of.echo["sent"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if ways.is_empty() {
+        return object;
+    }
+    let value = |way: &str| way.split('/').try_fold(&object, |at, name| at.get(name)).cloned();
+    ways.into_iter().filter_map(|way| Some((way.to_owned(), value(way)?))).collect::<Map<String, Value>>().into()
 }
 
-/// What the last object says of the whole answer.
-fn ended(object: &mut Value, of: &Response, done: &Done) {
+/// The last object, or the only one.
+fn last(of: &Response, text: &str, done: &Done) -> Value {
     let stops = of.echo["stops"].as_array().map_or(&[][..], Vec::as_slice);
-    let word = done.stopped_by.and_then(|i| stops.get(i));
-    object["stop"] = true.into();
-    object["stop_type"] = match done.reason {
-        Reason::Length => "limit",
-        Reason::Stop if word.is_some() => "word",
-        Reason::Stop => "eos",
-    }
-    .into();
-    object["stopping_word"] = word.cloned().unwrap_or_else(|| "".into());
-    object["truncated"] = of.echo["truncated"].clone();
-    object["tokens_evaluated"] = done.prompt_tokens.into();
-    object["tokens_cached"] = done.cached_tokens.into();
-    object["tokens_predicted"] = done.generated_tokens.into();
+    let word = done.stopped_by.and_then(|i| stops.get(i)).filter(|_| !reads_only(of));
+    let generated = if reads_only(of) { 0 } else { done.generated_tokens };
     let rates = |name: &str, n: usize, time: Duration| {
-        let (n, ms) = (n as f64, milliseconds(time));
+        let (n, ms) = (n as f64, time.as_secs_f64() * 1e3);
         let per = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
         [
-            (format!("{name}_n"), n.into()),
+            (format!("{name}_n"), Value::from(n as u64)),
             (format!("{name}_ms"), ms.into()),
             (format!("{name}_per_token_ms"), per(ms, n).into()),
             (format!("{name}_per_second"), per(n * 1e3, ms).into()),
         ]
     };
     let read = rates("prompt", done.prompt_tokens - done.cached_tokens, done.prompt_time);
-    let written = rates("predicted", done.generated_tokens, done.generation_time);
-    object["timings"] = read.into_iter().chain(written).collect::<serde_json::Map<String, Value>>().into();
+    let timings: Map<String, Value> =
+        read.into_iter().chain(rates("predicted", generated, done.generation_time)).collect();
+    let mut last = object(of, text);
+    for (name, value) in [
+        ("stop", true.into()),
+        (
+            "stop_type",
+            match done.reason {
+                _ if reads_only(of) => "limit",
+                Reason::Length => "limit",
+                Reason::Stop if word.is_some() => "word",
+                Reason::Stop => "eos",
+            }
+            .into(),
+        ),
+        ("stopping_word", word.cloned().unwrap_or_else(|| "".into())),
+        ("truncated", of.echo["truncated"].clone()),
+        ("tokens_evaluated", done.prompt_tokens.into()),
+        ("tokens_cached", done.cached_tokens.into()),
+        ("tokens_predicted", generated.into()),
+        ("generation_settings", json!({"n_ctx": of.model.context})),
+        ("timings", timings.into()),
+    ] {
+        last[name] = value;
+    }
+    chosen(last, of)
 }
 
 impl WritesParts for InfillEvents {
@@ -224,20 +298,15 @@ impl WritesParts for InfillEvents {
     }
 
     fn part(&mut self, of: &Response, part: &Part) -> Vec<Value> {
-        let Part::Text(text) = part else { return Vec::new() };
-        vec![object(of, text)]
+        if let Part::Text(text) = part { vec![object(of, text)] } else { Vec::new() }
     }
 
     fn end(&mut self, of: &Response, done: &Done) -> Vec<Value> {
-        let mut last = object(of, "");
-        ended(&mut last, of, done);
-        vec![last]
+        vec![last(of, "", done)]
     }
 
     fn whole(&mut self, of: &Response, parts: &[Part], done: &Done) -> Value {
         let text = |part: &Part| if let Part::Text(text) = part { text.clone() } else { String::new() };
-        let mut whole = object(of, &parts.iter().map(text).collect::<String>());
-        ended(&mut whole, of, done);
-        whole
+        last(of, &parts.iter().map(text).collect::<String>(), done)
     }
 }

@@ -9,12 +9,10 @@ use super::schema::Schemas;
 use crate::child::{Wanted, this_program};
 use crate::engine::sampler::SamplingParams;
 use crate::tokenizer::chat_template::{Input, Message, Renderer};
-use crate::tokenizer::{Special, Tokenizer, channels};
+use crate::tokenizer::{MAX_BYTES_PER_TOKEN, Special, Tokenizer, channels};
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes per token that no prompt exceeds: a longer text is refused before it is tokenised.
-const MAX_BYTES_PER_TOKEN: usize = 16;
 /// A shorter context counts as this many tokens in that check, so that a prompt that is a little too long is tokenised and its refusal can
 /// tell the exact number.
 const MIN_CONTEXT: usize = 1024;

@@ -75,7 +75,7 @@ fields! {
         think: Value,
         /// How long the model is kept ([`super::keep_alive::Keep`]).
         keep_alive: Given,
-        /// The text behind the prompt: the answer is what is missing between both.
+        /// The text behind the prompt: the answer is the middle between both.
         suffix: String,
         /// Refused if it says anything, as the fields that follow: only text can be read.
         images: Given,
@@ -184,7 +184,7 @@ open_object! {
 /// As [`ServedModel::thoughts`].
 pub fn capabilities(model: &ServedModel) -> Result<Vec<&'static str>, ApiError> {
     let thinks = model.thoughts()?.is_some();
-    let fills_in = model.tokenizer.infill_marks().is_some();
+    let fills_in = model.tokenizer.fim_tokens().is_some();
     let more = [thinks.then_some("thinking"), fills_in.then_some("insert")];
     Ok(["completion", "tools"].into_iter().chain(more.into_iter().flatten()).collect())
 }
@@ -308,11 +308,7 @@ impl OllamaGenerateRequest {
                 suffix && self.raw == Some(true),
                 "with raw the prompt is continued as it is; leave one of them out",
             ),
-            (
-                "system",
-                system && suffix,
-                "what is missing between two texts is found without a system message; leave it out",
-            ),
+            ("system", system && suffix, "a middle is written without a system message; leave it out"),
             ("logprobs", given(self.logprobs), "log probabilities are supported by /v1/completions only"),
             ("top_logprobs", given(self.top_logprobs), "log probabilities are supported by /v1/completions only"),
             ("truncate", given(self.truncate), "send a shorter prompt"),

@@ -209,6 +209,8 @@ pub struct Plan {
     /// Control tokens that are a part of what is read.
     spoken: Vec<u32>,
     ignore_eos: bool,
+    /// Tokens that end an answer beside the model's own.
+    ends: Vec<u32>,
     stream: bool,
     usage: bool,
 }
@@ -285,6 +287,7 @@ impl Common {
             talk: Talk::default(),
             spoken: Vec::new(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
+            ends: Vec::new(),
             stream,
             usage: self.stream_options.and_then(|o| o.include_usage).unwrap_or(false),
         })
@@ -320,9 +323,9 @@ impl Plan {
         &self.stops
     }
 
-    /// The answers end before one of these texts, too.
-    pub fn stop_at(&mut self, more: impl IntoIterator<Item = String>) {
-        self.stops.extend(more);
+    /// The answers end with one of these tokens, too.
+    pub fn end_with(&mut self, tokens: &[u32]) {
+        self.ends.extend(tokens);
     }
 
     /// The answers are those to a conversation.
@@ -368,7 +371,8 @@ impl Plan {
             prompt: prompt.clone(),
             params: SamplingParams { seed: self.params.seed.wrapping_add(i as u64), ..self.params.clone() },
             max_tokens,
-            max_time: None,
+            lines: None,
+            ends: self.ends.clone(),
             stops: self.stops.clone(),
             whole,
             ignore_eos: self.ignore_eos,

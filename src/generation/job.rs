@@ -1,7 +1,7 @@
 //! What is asked of the engine, and what comes back.
 
-use super::Grammar;
 use super::thoughts::ThoughtBudget;
+use super::{Grammar, LineLimits};
 use crate::clock::Duration;
 use crate::engine::sampler::SamplingParams;
 use std::sync::Arc;
@@ -19,8 +19,10 @@ pub struct Job {
     pub params: SamplingParams,
     /// Tokens of the answer at most, 1 or more.
     pub max_tokens: usize,
-    /// The answer ends once it has a line break and this time has gone by since its first token. `None`: it takes as long as it takes.
-    pub max_time: Option<Duration>,
+    /// Where it ends with a line; `None`: lines do not matter.
+    pub lines: Option<LineLimits>,
+    /// Tokens that end the answer as the model's end-of-text token does.
+    pub ends: Vec<u32>,
     /// The answer ends before the first of these texts.
     pub stops: Vec<String>,
     /// The answer is a text of its own and not the continuation of one ([`crate::tokenizer::TextStream`]).
@@ -48,7 +50,8 @@ impl Job {
             prompt,
             params: SamplingParams::default(),
             max_tokens,
-            max_time: None,
+            lines: None,
+            ends: Vec::new(),
             stops: Vec::new(),
             whole: false,
             ignore_eos: false,
@@ -122,7 +125,7 @@ pub struct Done {
 pub enum Reason {
     /// The model ended it, a stop string came, or the grammar was complete.
     Stop,
-    /// It has as many tokens as were asked for, its time is over, or the context is full.
+    /// It has as many tokens as were asked for, a line ends it, or the context is full.
     Length,
 }
 

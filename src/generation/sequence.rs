@@ -2,6 +2,7 @@
 
 use super::grammar::Grammar;
 use super::job::{Counted, Delta, Done, Event, Job, Logprob, Reason};
+use super::lines::Lines;
 use super::logprobs::logprobs;
 use super::metrics::Metrics;
 use super::outbox::Outbox;
@@ -78,8 +79,7 @@ pub struct Sequence {
     pending: Vec<(usize, Logprob)>,
     /// Bytes of all generated tokens.
     bytes: usize,
-    /// Whether one of them is a line break.
-    has_lines: bool,
+    lines: Lines,
     /// Bytes of text that have been sent.
     released: usize,
     /// The model's own logits, `[vocab]`, kept where log probabilities are reported.
@@ -137,7 +137,7 @@ impl Sequence {
             channel: channel.unwrap_or_default(),
             pending: Vec::new(),
             bytes: 0,
-            has_lines: false,
+            lines: Lines::default(),
             released: 0,
             raw: Vec::new(),
             cached,
@@ -181,7 +181,7 @@ impl Sequence {
         if self.sampler.unusable_steps() > 0 {
             return Some(Ended::Failed("no logit was a number: the model's arithmetic has failed".into()));
         }
-        let ends = tokenizer.is_end(token) && !self.job.ignore_eos;
+        let ends = (tokenizer.is_end(token) || self.job.ends.contains(&token)) && !self.job.ignore_eos;
         self.note_time(metrics);
         metrics.held_up_most.raise(std::mem::take(&mut self.held_up));
         self.generated += 1;
@@ -220,13 +220,14 @@ impl Sequence {
             self.pending.push((self.bytes, logprobs(&self.raw, token, top)));
         }
         self.bytes += if shown { bytes.len() } else { 0 };
-        self.has_lines |= bytes.contains(&b'\n');
-        let delta = if spoken && shown { self.text.push(bytes) } else { tokenizer.say(&mut self.text, token, shown) };
+        let mut delta =
+            if spoken && shown { self.text.push(bytes) } else { tokenizer.say(&mut self.text, token, shown) };
+        let is_over = self.end_line(&mut delta.text);
         self.release(delta.text, delta.stopped);
         if delta.stopped || complete {
             return Some(Ended::Done(Reason::Stop));
         }
-        if self.generated >= self.job.max_tokens || room == 0 || self.is_late() {
+        if self.generated >= self.job.max_tokens || room == 0 || is_over {
             return Some(Ended::Done(Reason::Length));
         }
         self.phase = Phase::Decoding(token);
@@ -292,10 +293,10 @@ impl Sequence {
         Ok(())
     }
 
-    /// Whether its time is over.
-    fn is_late(&self) -> bool {
+    /// Leaves what a reader gets of the next text; whether one of its lines ends the answer.
+    fn end_line(&mut self, text: &mut String) -> bool {
         let took = self.last_at - self.first_at.unwrap_or(self.last_at);
-        self.has_lines && self.job.max_time.is_some_and(|most| took >= most)
+        self.job.lines.is_some_and(|limits| self.lines.take(text, &limits, took))
     }
 
     fn note_time(&mut self, metrics: &Metrics) {
@@ -353,7 +354,8 @@ impl Sequence {
                 self.out.send(Event::Unsupported(why));
             }
             Ended::Done(reason) => {
-                let rest = self.text.finish();
+                let mut rest = self.text.finish();
+                self.end_line(&mut rest.text);
                 self.released = if rest.stopped { self.released } else { usize::MAX - rest.text.len() };
                 self.release(rest.text, rest.stopped);
                 match reason {

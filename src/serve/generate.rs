@@ -104,6 +104,8 @@ struct Named<'a> {
     #[serde(borrow)]
     prompt: Option<&'a RawValue>,
     #[serde(borrow)]
+    suffix: Option<&'a RawValue>,
+    #[serde(borrow)]
     messages: Option<&'a RawValue>,
 }
 
@@ -120,7 +122,7 @@ impl Named<'_> {
     /// Whether it asks for nothing, as `ollama stop` does.
     fn asks_nothing(&self) -> bool {
         let is_empty = |value: Option<&RawValue>| value.is_none_or(|v| ["null", "\"\"", "[]"].contains(&v.get()));
-        is_empty(self.prompt) && is_empty(self.messages)
+        [self.prompt, self.suffix, self.messages].into_iter().all(is_empty)
     }
 }
 

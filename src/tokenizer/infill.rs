@@ -1,182 +1,325 @@
-//! Prompts for what is missing in a text (fill in the middle, FIM).
+//! Prompts for the middle of a text whose prefix and suffix are given (fill in the middle, FIM: Bavarian et al. 2022).
 //!
-//! Models of code were trained on files whose middle stands at the end: a mark, what comes before, a mark, what comes behind, a mark, and the
-//! middle. Some know other files of a repository before that, each behind a mark with its name (Qwen2.5-Coder, section 3.1).
+//! A model of code was trained on texts whose middle stands at the end, behind tokens that say where prefix, suffix and middle begin. Some models
+//! know other files of a repository before that, each behind a token and its name (Hui et al. 2024, "Qwen2.5-Coder", section 3.1).
 
-use super::{Special, Tokenizer};
+use super::{MAX_BYTES_PER_TOKEN, Special, Tokenizer};
 use crate::error::Result;
 
-/// The marks of a vocabulary.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Marks {
-    before: u32,
-    behind: u32,
-    middle: u32,
-    repository: Option<u32>,
-    file: Option<u32>,
-    /// Tokens that end the middle, beside those that end every answer.
-    pub ends: Vec<u32>,
-}
-
-/// How a family of models names the marks; what it has not is empty.
+/// How a family of models names its FIM tokens; names that it lacks are empty.
 struct Names {
-    before: &'static str,
-    behind: &'static str,
+    prefix: &'static str,
+    suffix: &'static str,
     middle: &'static str,
     repository: &'static str,
     file: &'static str,
-    pad: &'static str,
+    /// Further tokens that end a middle.
+    ends: &'static [&'static str],
+    /// The suffix stands before the prefix.
+    suffix_first: bool,
 }
 
-const FAMILIES: [Names; 4] = [
-    // Qwen2.5-Coder, Qwen3-Coder, CodeGemma.
+const FAMILIES: [Names; 7] = [
+    // Qwen2.5-Coder, Qwen3-Coder.
     Names {
-        before: "<|fim_prefix|>",
-        behind: "<|fim_suffix|>",
+        prefix: "<|fim_prefix|>",
+        suffix: "<|fim_suffix|>",
         middle: "<|fim_middle|>",
         repository: "<|repo_name|>",
         file: "<|file_sep|>",
-        pad: "<|fim_pad|>",
-    },
-    // StarCoder 2, Granite.
-    Names {
-        before: "<fim_prefix>",
-        behind: "<fim_suffix>",
-        middle: "<fim_middle>",
-        repository: "<repo_name>",
-        file: "<file_sep>",
-        pad: "<fim_pad>",
+        ends: &["<|fim_pad|>"],
+        suffix_first: false,
     },
     // DeepSeek-Coder.
     Names {
-        before: "<｜fim▁begin｜>",
-        behind: "<｜fim▁hole｜>",
+        prefix: "<｜fim▁begin｜>",
+        suffix: "<｜fim▁hole｜>",
         middle: "<｜fim▁end｜>",
         repository: "",
         file: "",
-        pad: "",
+        ends: &[],
+        suffix_first: false,
     },
     // GLM-4.5.
     Names {
-        before: "<|code_prefix|>",
-        behind: "<|code_suffix|>",
+        prefix: "<|code_prefix|>",
+        suffix: "<|code_suffix|>",
         middle: "<|code_middle|>",
         repository: "",
         file: "",
-        pad: "",
+        ends: &[],
+        suffix_first: false,
+    },
+    // Granite Code, whose architecture is Llama's.
+    Names {
+        prefix: "<fim_prefix>",
+        suffix: "<fim_suffix>",
+        middle: "<fim_middle>",
+        repository: "<reponame>",
+        file: "<filename>",
+        ends: &["<fim_pad>"],
+        suffix_first: false,
+    },
+    // Code Llama.
+    Names {
+        prefix: "▁<PRE>",
+        suffix: "▁<SUF>",
+        middle: "▁<MID>",
+        repository: "",
+        file: "",
+        ends: &["▁<EOT>"],
+        suffix_first: false,
+    },
+    // Seed-Coder.
+    Names {
+        prefix: "<[fim-prefix]>",
+        suffix: "<[fim-suffix]>",
+        middle: "<[fim-middle]>",
+        repository: "",
+        file: "",
+        ends: &[],
+        suffix_first: true,
+    },
+    // Codestral.
+    Names {
+        prefix: "[PREFIX]",
+        suffix: "[SUFFIX]",
+        middle: "",
+        repository: "",
+        file: "",
+        ends: &[],
+        suffix_first: true,
     },
 ];
 
 /// What a repository and a file without a name are called.
 const UNNAMED: [&str; 2] = ["repository\n", "file\n"];
+/// A prompt that does not fit loses this share of its room at a time, so that the next one, which is a few characters longer, begins with the
+/// same tokens.
+const STEPS: usize = 8;
 
-impl Marks {
+/// Whether a token of this text is one of them, which no text of a user may become.
+pub fn is_name(text: &str) -> bool {
+    let is_in = |names: &Names| {
+        let own = [names.prefix, names.suffix, names.middle, names.repository, names.file];
+        own.contains(&text) || names.ends.contains(&text)
+    };
+    text.starts_with(['<', '[', '▁']) && FAMILIES.iter().any(is_in)
+}
+
+/// The FIM tokens of a vocabulary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FimTokens {
+    prefix: u32,
+    suffix: u32,
+    middle: Option<u32>,
+    repository: Option<u32>,
+    file: Option<u32>,
+    suffix_first: bool,
+    ends: Vec<u32>,
+}
+
+impl FimTokens {
     /// Those of a vocabulary, by the ids of its tokens' texts; `None` for one that has none.
-    pub fn find(id_of: impl Fn(&str) -> Option<u32>) -> Option<Marks> {
+    pub fn find(id_of: impl Fn(&str) -> Option<u32>) -> Option<FimTokens> {
         FAMILIES.iter().find_map(|names| {
-            let [before, behind, middle] = [names.before, names.behind, names.middle].map(|name| Some(id_of(name)?));
-            let (before, behind, middle) = (before?, behind?, middle?);
-            let [repository, file, pad] = [names.repository, names.file, names.pad].map(&id_of);
-            let ends = [before, behind, middle].into_iter().chain([repository, file, pad].into_iter().flatten());
-            Some(Marks { before, behind, middle, repository, file, ends: ends.collect() })
+            let known = |name: &str| if name.is_empty() { None } else { id_of(name) };
+            let (prefix, suffix, middle) = (known(names.prefix)?, known(names.suffix)?, known(names.middle));
+            if middle.is_none() && !names.middle.is_empty() {
+                return None;
+            }
+            let (repository, file) = (known(names.repository), known(names.file));
+            let own = [Some(prefix), Some(suffix), middle, repository, file];
+            let ends = own.into_iter().chain(names.ends.iter().map(|name| known(name))).flatten().collect();
+            Some(FimTokens { prefix, suffix, middle, repository, file, suffix_first: names.suffix_first, ends })
         })
+    }
+
+    /// Tokens that end a middle, beside those that end every answer.
+    pub fn ends(&self) -> &[u32] {
+        &self.ends
     }
 }
 
-/// A prompt for what is missing, in parts.
+/// A prompt for a middle, in parts.
 pub struct Infill {
-    marks: Marks,
+    fim: FimTokens,
     bos: Option<u32>,
-    /// What comes before all files.
-    head: Vec<u32>,
-    /// Other files with their marks and names, in the order in which they stand.
-    files: Vec<Vec<u32>>,
-    /// What comes before the text itself where there are other files.
-    name: Vec<u32>,
-    before: Vec<u32>,
-    behind: Vec<u32>,
+    /// Other files with their names, behind the repository's.
+    files: Vec<u32>,
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
 }
 
 impl Infill {
-    /// A prompt for what is missing between two texts; `files` are others of the same repository, each with its name. `None` for a vocabulary
-    /// without marks. No text becomes a control token.
+    /// A prompt for the middle between two texts; `None` for a vocabulary without FIM tokens. No text becomes a control token.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
-    pub fn new(
-        tokenizer: &Tokenizer,
-        files: &[(String, String)],
-        before: &str,
-        behind: &str,
-    ) -> Result<Option<Infill>> {
-        let Some(marks) = tokenizer.infill_marks().cloned() else { return Ok(None) };
+    pub fn new(tokenizer: &Tokenizer, prefix: &str, suffix: &str) -> Result<Option<Infill>> {
+        let Some(fim) = tokenizer.fim_tokens().cloned() else { return Ok(None) };
+        let [prefix, suffix] = [prefix, suffix].map(|text| tokenizer.encode(text, Special::AsText));
+        let (prefix, suffix, bos) = (prefix?, suffix?, tokenizer.bos_if_added());
+        Ok(Some(Infill { fim, bos, files: Vec::new(), prefix, suffix }))
+    }
+
+    /// Puts other files of the repository, each with its name, before the texts: as many of the last ones as `room` tokens hold. Returns whether
+    /// all have room.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn add_files(&mut self, tokenizer: &Tokenizer, files: &[(String, String)], room: usize) -> Result<bool> {
         let text = |text: &str| tokenizer.encode(text, Special::AsText);
-        let marked = |mark: Option<u32>, rest: &str| -> Result<Vec<u32>> {
-            let Some(mark) = mark else { return Ok(Vec::new()) };
-            Ok([vec![mark], text(rest)?].concat())
+        let marked = |token: Option<u32>, name: &str| -> Result<Vec<u32>> {
+            let Some(token) = token else { return Ok(Vec::new()) };
+            Ok([vec![token], text(name)?].concat())
         };
-        let file = |(name, content): &(String, String)| match marks.file {
-            Some(_) => marked(marks.file, &format!("{name}\n{content}\n")),
-            None => text(&format!("{name}\n{content}\n\n")),
-        };
-        let [head, name] = match files.is_empty() {
-            true => [Vec::new(), Vec::new()],
-            false => [marked(marks.repository, UNNAMED[0])?, marked(marks.file, UNNAMED[1])?],
-        };
-        let files = files.iter().map(file).collect::<Result<_>>()?;
-        let (before, behind) = (text(before)?, text(behind)?);
-        Ok(Some(Infill { bos: tokenizer.bos_if_added(), head, files, name, before, behind, marks }))
+        let [head, last] = [marked(self.fim.repository, UNNAMED[0])?, marked(self.fim.file, UNNAMED[1])?];
+        let mut left = room.saturating_sub(head.len() + last.len());
+        let mut chosen = Vec::new();
+        for (name, content) in files.iter().rev() {
+            // No token has as many bytes on the average.
+            if content.len() / MAX_BYTES_PER_TOKEN > left {
+                break;
+            }
+            let file = self.fim.file.into_iter().chain(text(&format!("{name}\n{content}\n"))?);
+            let file: Vec<u32> = file.collect();
+            let Some(rest) = left.checked_sub(file.len()) else { break };
+            left = rest;
+            chosen.push(file);
+        }
+        let all = chosen.len() == files.len();
+        if !chosen.is_empty() {
+            chosen.reverse();
+            self.files = [head, chosen.concat(), last].concat();
+        }
+        Ok(all)
     }
 
-    /// Its tokens.
-    pub fn len(&self) -> usize {
-        let files: usize = self.files.iter().map(Vec::len).sum();
-        usize::from(self.bos.is_some())
-            + self.head.len()
-            + files
-            + self.name.len()
-            + 3
-            + self.before.len()
-            + self.behind.len()
+    /// Tokens of the whole prompt.
+    pub fn count(&self) -> usize {
+        self.least() + self.prefix.len() + self.suffix.len()
     }
 
-    /// Whether both texts are empty.
-    pub fn is_empty(&self) -> bool {
-        self.before.is_empty() && self.behind.is_empty()
+    /// Tokens of the prompt without the two texts.
+    pub fn least(&self) -> usize {
+        2 + usize::from(self.bos.is_some()) + usize::from(self.fim.middle.is_some()) + self.files.len()
     }
 
-    /// Leaves out what does not fit `room` tokens: first the files that are first, then what is farthest from the gap, where the text before it
-    /// may have three quarters. Returns whether something was left out.
+    /// Cuts the texts to what `room` tokens hold: what is farthest from the middle goes, and a long prefix keeps three quarters. Returns whether
+    /// everything fitted.
     pub fn fit(&mut self, room: usize) -> bool {
-        let whole = self.len();
-        while self.len() > room && !self.files.is_empty() {
-            self.files.remove(0);
+        if self.count() <= room {
+            return true;
         }
-        if self.files.is_empty() {
-            self.head.clear();
-            self.name.clear();
-        }
-        let both = self.before.len() + self.behind.len();
-        let rest = room.saturating_sub(self.len() - both);
-        if both > rest {
-            let behind = self.behind.len().min((rest / 4).max(rest.saturating_sub(self.before.len())));
-            self.behind.truncate(behind);
-            self.before.drain(..self.before.len() - self.before.len().min(rest - behind));
-        }
-        self.len() < whole
+        let rest = room.saturating_sub(self.least());
+        let suffix = self.suffix.len().min((rest / 4).max(rest.saturating_sub(self.prefix.len())));
+        self.suffix.truncate(suffix);
+        let too_many = (self.prefix.len() + suffix).saturating_sub(rest);
+        let step = (rest / STEPS).max(1);
+        self.prefix.drain(..too_many.next_multiple_of(step).min(self.prefix.len()));
+        false
     }
 
     /// The prompt.
     pub fn tokens(self) -> Vec<u32> {
-        let Infill { marks, bos, head, files, name, before, behind } = self;
-        let mut all: Vec<u32> = bos.into_iter().chain(head).collect();
-        files.into_iter().for_each(|file| all.extend(file));
-        all.extend(name);
-        all.push(marks.before);
-        all.extend(before);
-        all.push(marks.behind);
-        all.extend(behind);
-        all.push(marks.middle);
-        all
+        let Infill { fim, bos, files, prefix, suffix } = self;
+        let (prefix, suffix) = ([vec![fim.prefix], prefix].concat(), [vec![fim.suffix], suffix].concat());
+        let [first, second] = if fim.suffix_first { [suffix, prefix] } else { [prefix, suffix] };
+        bos.into_iter().chain(files).chain(first).chain(second).chain(fim.middle).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The order of a prompt of one token on each side, by the names of its tokens.
+    fn order(names: &[&str]) -> Vec<String> {
+        let fim = FimTokens::find(|name| names.iter().position(|known| *known == name).map(|at| at as u32)).unwrap();
+        let infill = Infill { fim, bos: Some(90), files: vec![91], prefix: vec![92], suffix: vec![93] };
+        let name = |id: u32| match id {
+            90 => "BOS",
+            91 => "FILES",
+            92 => "P",
+            93 => "S",
+            id => names[id as usize],
+        };
+        let count = infill.count();
+        let tokens = infill.tokens();
+        assert_eq!(tokens.len(), count);
+        tokens.into_iter().map(|id| name(id).to_owned()).collect()
+    }
+
+    #[test]
+    fn every_family_has_its_own_order() {
+        for (names, wanted) in [
+            (
+                &["<|fim_middle|>", "<|fim_suffix|>", "<|fim_prefix|>", "x"][..],
+                &["BOS", "FILES", "<|fim_prefix|>", "P", "<|fim_suffix|>", "S", "<|fim_middle|>"][..],
+            ),
+            (
+                &["<｜fim▁end｜>", "<｜fim▁hole｜>", "<｜fim▁begin｜>"],
+                &["BOS", "FILES", "<｜fim▁begin｜>", "P", "<｜fim▁hole｜>", "S", "<｜fim▁end｜>"],
+            ),
+            (
+                &["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"],
+                &["BOS", "FILES", "<|code_prefix|>", "P", "<|code_suffix|>", "S", "<|code_middle|>"],
+            ),
+            (
+                &["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+                &["BOS", "FILES", "<fim_prefix>", "P", "<fim_suffix>", "S", "<fim_middle>"],
+            ),
+            (&["▁<PRE>", "▁<MID>", "▁<SUF>"], &["BOS", "FILES", "▁<PRE>", "P", "▁<SUF>", "S", "▁<MID>"]),
+            (
+                &["<[fim-suffix]>", "<[fim-middle]>", "<[fim-prefix]>"],
+                &["BOS", "FILES", "<[fim-suffix]>", "S", "<[fim-prefix]>", "P", "<[fim-middle]>"],
+            ),
+            (&["[SUFFIX]", "[PREFIX]", "[MIDDLE]"], &["BOS", "FILES", "[SUFFIX]", "S", "[PREFIX]", "P"]),
+        ] {
+            assert_eq!(order(names), wanted);
+            assert!(names.iter().filter(|name| !["x", "[MIDDLE]"].contains(name)).all(|name| is_name(name)));
+        }
+        assert_eq!(FimTokens::find(|name| (name == "<|fim_prefix|>").then_some(1)), None);
+        assert_eq!(FimTokens::find(|_| None), None);
+        let all = FimTokens::find(|name| Some(name.len() as u32)).unwrap();
+        assert_eq!(all.ends().len(), 6);
+    }
+
+    #[test]
+    fn what_is_cut_is_farthest_from_the_middle_and_a_longer_prefix_begins_where_it_did() {
+        let fim = FimTokens::find(|name| Some(name.len() as u32)).unwrap();
+        let long = |prefix: u32, suffix: u32| Infill {
+            fim: fim.clone(),
+            bos: None,
+            files: Vec::new(),
+            prefix: (0..prefix).collect(),
+            suffix: (0..suffix).collect(),
+        };
+        for (prefix, suffix, room, whole) in [
+            (10, 10, 23, true),
+            (10, 10, 22, false),
+            (1000, 1000, 400, false),
+            (1000, 3, 400, false),
+            (3, 1000, 400, false),
+        ] {
+            let mut infill = long(prefix, suffix);
+            assert_eq!(infill.fit(room), whole);
+            assert!(
+                infill.count() <= room && infill.count() + room / STEPS + 1 >= room.min(3 + (prefix + suffix) as usize)
+            );
+            assert!(
+                infill.prefix.ends_with(&[prefix - 1]) && infill.suffix.starts_with(&[0]),
+                "{prefix} {suffix} {room}"
+            );
+        }
+        let begins: std::collections::BTreeSet<u32> = (1000..1100)
+            .map(|n| {
+                let mut infill = long(n, 5);
+                infill.fit(400);
+                infill.prefix[0]
+            })
+            .collect();
+        assert!(begins.len() <= 3, "{begins:?}");
     }
 }

@@ -57,6 +57,8 @@ pub enum Special {
     AsText,
 }
 
+/// Bytes per token that no text exceeds.
+pub const MAX_BYTES_PER_TOKEN: usize = 16;
 /// Bytes of a text, at most: positions in a text are 32 bits wide in some of the encoders.
 const MAX_TEXT: usize = 1 << 30;
 
@@ -82,7 +84,7 @@ pub struct Tokenizer {
     drops_leading_space: bool,
     markers: Option<Markers>,
     /// Found when they are asked for first.
-    infill: OnceLock<Option<infill::Marks>>,
+    fim: OnceLock<Option<infill::FimTokens>>,
 }
 
 #[derive(Debug)]
@@ -181,7 +183,7 @@ impl Tokenizer {
             encoder,
             drops_leading_space,
             markers,
-            infill: OnceLock::new(),
+            fim: OnceLock::new(),
         })
     }
 
@@ -361,10 +363,10 @@ impl Tokenizer {
         self.markers
     }
 
-    /// The tokens between which the model fills in what is missing; `None` if it has none.
-    pub fn infill_marks(&self) -> Option<&infill::Marks> {
+    /// The tokens by which the model writes the middle of a text; `None` if it has none.
+    pub fn fim_tokens(&self) -> Option<&infill::FimTokens> {
         let id_of = |name: &str| (0..self.kinds.len() as u32).find(|&id| self.texts.get(id) == Some(name.as_bytes()));
-        self.infill.get_or_init(|| infill::Marks::find(id_of)).as_ref()
+        self.fim.get_or_init(|| infill::FimTokens::find(id_of)).as_ref()
     }
 
     /// The model's chat template as Jinja source, unchecked; `None` if its file has none.

@@ -85,7 +85,7 @@ fn a_field_that_cannot_be_is_named() {
         ("prompt", json!("x ".repeat(3000)), "prompt", "context"),
         ("best_of", json!(3), "best_of", "n"),
         ("echo", json!(true), "echo", "not supported"),
-        ("suffix", json!("x"), "suffix", "no tokens for filling in"),
+        ("suffix", json!("x"), "suffix", "no FIM tokens"),
         ("logprobs", json!(99), "logprobs", "0 to 20"),
     ];
     for (field, value, param, word) in text {

@@ -359,7 +359,7 @@ fn what_cannot_be_is_refused_by_name_in_ollamas_form() {
         ("options", json!({"mood": 1}), "options.mood: unknown field 'mood'"),
     ];
     let generate: Vec<(&str, Json, &str)> = vec![
-        ("suffix", json!("x"), "this model has no tokens for filling in"),
+        ("suffix", json!("x"), "suffix: this model has no FIM tokens"),
         ("images", json!(["aGk="]), "images cannot be read"),
         ("template", json!("{{ .Prompt }}"), "template: "),
         ("context", json!([1, 2]), "context: "),
