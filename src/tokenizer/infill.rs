@@ -6,13 +6,14 @@
 use super::{MAX_BYTES_PER_TOKEN, Special, Tokenizer};
 use crate::error::Result;
 
-/// How a family of models names its FIM tokens; names that it lacks are empty.
+/// How a family of models names its FIM tokens; what it lacks is empty.
 struct Names {
     prefix: &'static str,
     suffix: &'static str,
     middle: &'static str,
-    repository: &'static str,
-    file: &'static str,
+    /// The one of these that a vocabulary has.
+    repository: &'static [&'static str],
+    file: &'static [&'static str],
     /// Further tokens that end a middle.
     ends: &'static [&'static str],
     /// The suffix stands before the prefix.
@@ -25,8 +26,8 @@ const FAMILIES: [Names; 7] = [
         prefix: "<|fim_prefix|>",
         suffix: "<|fim_suffix|>",
         middle: "<|fim_middle|>",
-        repository: "<|repo_name|>",
-        file: "<|file_sep|>",
+        repository: &["<|repo_name|>"],
+        file: &["<|file_sep|>"],
         ends: &["<|fim_pad|>"],
         suffix_first: false,
     },
@@ -35,8 +36,8 @@ const FAMILIES: [Names; 7] = [
         prefix: "<｜fim▁begin｜>",
         suffix: "<｜fim▁hole｜>",
         middle: "<｜fim▁end｜>",
-        repository: "",
-        file: "",
+        repository: &[],
+        file: &[],
         ends: &[],
         suffix_first: false,
     },
@@ -45,18 +46,18 @@ const FAMILIES: [Names; 7] = [
         prefix: "<|code_prefix|>",
         suffix: "<|code_suffix|>",
         middle: "<|code_middle|>",
-        repository: "",
-        file: "",
+        repository: &[],
+        file: &[],
         ends: &[],
         suffix_first: false,
     },
-    // Granite Code, whose architecture is Llama's.
+    // StarCoder2; Granite Code, whose architecture is Llama's.
     Names {
         prefix: "<fim_prefix>",
         suffix: "<fim_suffix>",
         middle: "<fim_middle>",
-        repository: "<reponame>",
-        file: "<filename>",
+        repository: &["<repo_name>", "<reponame>"],
+        file: &["<file_sep>", "<filename>"],
         ends: &["<fim_pad>"],
         suffix_first: false,
     },
@@ -65,8 +66,8 @@ const FAMILIES: [Names; 7] = [
         prefix: "▁<PRE>",
         suffix: "▁<SUF>",
         middle: "▁<MID>",
-        repository: "",
-        file: "",
+        repository: &[],
+        file: &[],
         ends: &["▁<EOT>"],
         suffix_first: false,
     },
@@ -75,8 +76,8 @@ const FAMILIES: [Names; 7] = [
         prefix: "<[fim-prefix]>",
         suffix: "<[fim-suffix]>",
         middle: "<[fim-middle]>",
-        repository: "",
-        file: "",
+        repository: &[],
+        file: &[],
         ends: &[],
         suffix_first: true,
     },
@@ -85,8 +86,8 @@ const FAMILIES: [Names; 7] = [
         prefix: "[PREFIX]",
         suffix: "[SUFFIX]",
         middle: "",
-        repository: "",
-        file: "",
+        repository: &[],
+        file: &[],
         ends: &[],
         suffix_first: true,
     },
@@ -101,8 +102,8 @@ const STEPS: usize = 8;
 /// Whether a token of this text is one of them, which no text of a user may become.
 pub fn is_name(text: &str) -> bool {
     let is_in = |names: &Names| {
-        let own = [names.prefix, names.suffix, names.middle, names.repository, names.file];
-        own.contains(&text) || names.ends.contains(&text)
+        let lists = [&[names.prefix, names.suffix, names.middle][..], names.repository, names.file, names.ends];
+        lists.into_iter().any(|list| list.contains(&text))
     };
     text.starts_with(['<', '[', '▁']) && FAMILIES.iter().any(is_in)
 }
@@ -128,7 +129,8 @@ impl FimTokens {
             if middle.is_none() && !names.middle.is_empty() {
                 return None;
             }
-            let (repository, file) = (known(names.repository), known(names.file));
+            let [repository, file] =
+                [names.repository, names.file].map(|list| list.iter().find_map(|name| known(name)));
             let own = [Some(prefix), Some(suffix), middle, repository, file];
             let ends = own.into_iter().chain(names.ends.iter().map(|name| known(name))).flatten().collect();
             Some(FimTokens { prefix, suffix, middle, repository, file, suffix_first: names.suffix_first, ends })
