@@ -30,7 +30,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 34] = [
+const DIRECTORIES: [&str; 35] = [
     "bamboo",
     "deepseek-v2",
     "deepseek-v3",
@@ -65,9 +65,10 @@ const DIRECTORIES: [&str; 34] = [
     "smallthinker",
     "smollm3",
     "turbosparse-mixtral",
+    "arcee",
 ];
 
-const GGUFS: [&str; 36] = [
+const GGUFS: [&str; 37] = [
     "bamboo.gguf",
     "deepseek-v2.gguf",
     "deepseek-v3.gguf",
@@ -104,6 +105,7 @@ const GGUFS: [&str; 36] = [
     "smallthinker.gguf",
     "smollm3.gguf",
     "turbosparse-mixtral.gguf",
+    "arcee.gguf",
 ];
 
 fn absurd_json() -> Vec<Json> {

@@ -3,6 +3,7 @@
 //! wrong answers.
 
 mod activated;
+mod arcee;
 mod bamboo;
 mod deepseek2;
 mod dots1;
@@ -29,6 +30,7 @@ mod qwen3;
 mod qwen35;
 mod smallthinker;
 mod smollm3;
+mod yarn;
 
 pub use activated::says_drelu;
 pub use family::Family;
@@ -45,7 +47,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 48] = [
+const FAMILIES: [Family; 49] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -93,6 +95,7 @@ const FAMILIES: [Family; 48] = [
     nemotron_h::FAMILY,
     nemotron_h::MIXTURE_GGUF,
     smollm3::FAMILY,
+    arcee::FAMILY,
     smallthinker::FAMILY,
 ];
 
