@@ -30,7 +30,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 35] = [
+const DIRECTORIES: [&str; 36] = [
     "bamboo",
     "deepseek-v2",
     "deepseek-v3",
@@ -66,9 +66,10 @@ const DIRECTORIES: [&str; 35] = [
     "smollm3",
     "turbosparse-mixtral",
     "arcee",
+    "nemotron",
 ];
 
-const GGUFS: [&str; 37] = [
+const GGUFS: [&str; 38] = [
     "bamboo.gguf",
     "deepseek-v2.gguf",
     "deepseek-v3.gguf",
@@ -106,6 +107,7 @@ const GGUFS: [&str; 37] = [
     "smollm3.gguf",
     "turbosparse-mixtral.gguf",
     "arcee.gguf",
+    "nemotron.gguf",
 ];
 
 fn absurd_json() -> Vec<Json> {

@@ -35,7 +35,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 86] = [
+const MODELS: [(&str, &str); 88] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -122,6 +122,8 @@ const MODELS: [(&str, &str); 86] = [
     ("glm4-moe-lite.gguf", "glm4-moe-lite"),
     ("arcee", "arcee"),
     ("arcee.gguf", "arcee"),
+    ("nemotron", "nemotron"),
+    ("nemotron.gguf", "nemotron"),
 ];
 
 #[test]
@@ -152,6 +154,7 @@ fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
         "gemma4",
         "lfm2",
         "arcee",
+        "nemotron",
     ];
     let twins = twins.map(|twin| (twin, format!("{twin}.gguf")));
     for (model, gguf) in twins.into_iter().chain([("relufalcon", "relufalcon.powerinfer.gguf".into())]) {

@@ -33,22 +33,31 @@ const ROUTER: Router = Router::usually(Scoring::Sigmoid);
 const ROTATED: f64 = 0.5;
 
 fn config_json(c: &Fields) -> Result<Description> {
+    let config = partly_rotated(c, "glm4_moe", |c| leading::config_json(c, "glm4_moe", ROUTER))?;
+    // The biases that the file speaks of are those of queries, keys and values.
+    Ok(Description { output_bias: false, ..config })
+}
+
+/// The model of `family` that `whole` reads of fields which rotate whole heads, with the first numbers of a head rotated, as many as the file says.
+pub(super) fn partly_rotated(
+    c: &Fields,
+    family: &str,
+    whole: impl FnOnce(&Fields) -> Result<Description>,
+) -> Result<Description> {
     c.refuse_unless_default("rope_scaling", &Value::Null)?;
     let (key, parameters) = ("partial_rotary_factor", &c.json["rope_parameters"]);
     if parameters["rope_type"].as_str().is_some_and(|kind| kind != "default") {
-        return Err(c.bad("rope_parameters", format!("is {parameters}; scaling is not supported for glm4_moe")));
+        return Err(c.bad("rope_parameters", format!("is {parameters}; scaling is not supported for {family}")));
     }
     let within = Fields { json: parameters, ..*c };
     let factor = c.number(key)?.or(within.number(key)?).unwrap_or(ROTATED);
-    // As of a family that rotates whole heads; what is rotated is set below.
-    let mut whole = c.json.clone();
-    whole[key] = Value::Null;
-    let c = &Fields { json: &whole, ..*c };
-    let config = leading::config_json(c, "glm4_moe", ROUTER)?;
+    let mut all = c.json.clone();
+    all[key] = Value::Null;
+    let c = &Fields { json: &all, ..*c };
+    let config = whole(c)?;
     let rotated = (config.head_dim as f64 * factor) as usize;
     let positions = leading::rotation(config.head_dim, rotated, c.rope_theta()?).map_err(|why| c.bad(key, why))?;
-    // The biases that the file speaks of are those of queries, keys and values.
-    Ok(Description { positions, output_bias: false, ..config })
+    Ok(Description { positions, ..config })
 }
 
 fn names(config: &Description) -> Names {

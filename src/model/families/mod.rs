@@ -23,6 +23,7 @@ mod minicpm;
 mod mistral;
 mod mixtral;
 pub mod names;
+mod nemotron;
 mod nemotron_h;
 mod opt;
 mod qwen2;
@@ -47,7 +48,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 49] = [
+const FAMILIES: [Family; 50] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -92,6 +93,7 @@ const FAMILIES: [Family; 49] = [
     ernie4_5::FAMILY,
     ernie4_5::MIXTURE,
     ernie4_5::MIXTURE_GGUF,
+    nemotron::FAMILY,
     nemotron_h::FAMILY,
     nemotron_h::MIXTURE_GGUF,
     smollm3::FAMILY,
