@@ -30,7 +30,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 36] = [
+const DIRECTORIES: [&str; 37] = [
     "bamboo",
     "deepseek-v2",
     "deepseek-v3",
@@ -67,9 +67,10 @@ const DIRECTORIES: [&str; 36] = [
     "turbosparse-mixtral",
     "arcee",
     "nemotron",
+    "granite",
 ];
 
-const GGUFS: [&str; 38] = [
+const GGUFS: [&str; 39] = [
     "bamboo.gguf",
     "deepseek-v2.gguf",
     "deepseek-v3.gguf",
@@ -108,6 +109,7 @@ const GGUFS: [&str; 38] = [
     "turbosparse-mixtral.gguf",
     "arcee.gguf",
     "nemotron.gguf",
+    "granite.gguf",
 ];
 
 fn absurd_json() -> Vec<Json> {

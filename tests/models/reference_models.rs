@@ -35,7 +35,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 88] = [
+const MODELS: [(&str, &str); 90] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -124,6 +124,8 @@ const MODELS: [(&str, &str); 88] = [
     ("arcee.gguf", "arcee"),
     ("nemotron", "nemotron"),
     ("nemotron.gguf", "nemotron"),
+    ("granite", "granite"),
+    ("granite.gguf", "granite"),
 ];
 
 #[test]
@@ -155,6 +157,7 @@ fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
         "lfm2",
         "arcee",
         "nemotron",
+        "granite",
     ];
     let twins = twins.map(|twin| (twin, format!("{twin}.gguf")));
     for (model, gguf) in twins.into_iter().chain([("relufalcon", "relufalcon.powerinfer.gguf".into())]) {

@@ -14,6 +14,7 @@ mod gemma3;
 mod gemma4;
 mod glm4;
 mod gpt_oss;
+mod granite;
 mod json;
 mod keys;
 mod leading;
@@ -48,7 +49,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 50] = [
+const FAMILIES: [Family; 51] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -98,6 +99,7 @@ const FAMILIES: [Family; 50] = [
     nemotron_h::MIXTURE_GGUF,
     smollm3::FAMILY,
     arcee::FAMILY,
+    granite::FAMILY,
     smallthinker::FAMILY,
 ];
 
