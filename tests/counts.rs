@@ -30,7 +30,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 37] = [
+const DIRECTORIES: [&str; 39] = [
     "bamboo",
     "deepseek-v2",
     "deepseek-v3",
@@ -68,9 +68,11 @@ const DIRECTORIES: [&str; 37] = [
     "arcee",
     "nemotron",
     "granite",
+    "phi4",
+    "phi4-mini",
 ];
 
-const GGUFS: [&str; 39] = [
+const GGUFS: [&str; 41] = [
     "bamboo.gguf",
     "deepseek-v2.gguf",
     "deepseek-v3.gguf",
@@ -110,6 +112,8 @@ const GGUFS: [&str; 39] = [
     "arcee.gguf",
     "nemotron.gguf",
     "granite.gguf",
+    "phi4.gguf",
+    "phi4-mini.gguf",
 ];
 
 fn absurd_json() -> Vec<Json> {

@@ -35,7 +35,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 90] = [
+const MODELS: [(&str, &str); 94] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -126,6 +126,10 @@ const MODELS: [(&str, &str); 90] = [
     ("nemotron.gguf", "nemotron"),
     ("granite", "granite"),
     ("granite.gguf", "granite"),
+    ("phi4", "phi4"),
+    ("phi4.gguf", "phi4"),
+    ("phi4-mini", "phi4-mini"),
+    ("phi4-mini.gguf", "phi4-mini"),
 ];
 
 #[test]
@@ -158,6 +162,8 @@ fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
         "arcee",
         "nemotron",
         "granite",
+        "phi4",
+        "phi4-mini",
     ];
     let twins = twins.map(|twin| (twin, format!("{twin}.gguf")));
     for (model, gguf) in twins.into_iter().chain([("relufalcon", "relufalcon.powerinfer.gguf".into())]) {

@@ -27,6 +27,7 @@ pub mod names;
 mod nemotron;
 mod nemotron_h;
 mod opt;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen35;
@@ -49,7 +50,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 51] = [
+const FAMILIES: [Family; 52] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -100,6 +101,7 @@ const FAMILIES: [Family; 51] = [
     smollm3::FAMILY,
     arcee::FAMILY,
     granite::FAMILY,
+    phi3::FAMILY,
     smallthinker::FAMILY,
 ];
 
