@@ -30,7 +30,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 39] = [
+const DIRECTORIES: [&str; 40] = [
     "bamboo",
     "deepseek-v2",
     "deepseek-v3",
@@ -70,9 +70,10 @@ const DIRECTORIES: [&str; 39] = [
     "granite",
     "phi4",
     "phi4-mini",
+    "starcoder2",
 ];
 
-const GGUFS: [&str; 41] = [
+const GGUFS: [&str; 42] = [
     "bamboo.gguf",
     "deepseek-v2.gguf",
     "deepseek-v3.gguf",
@@ -114,6 +115,7 @@ const GGUFS: [&str; 41] = [
     "granite.gguf",
     "phi4.gguf",
     "phi4-mini.gguf",
+    "starcoder2.gguf",
 ];
 
 fn absurd_json() -> Vec<Json> {

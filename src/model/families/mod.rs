@@ -33,6 +33,7 @@ mod qwen3;
 mod qwen35;
 mod smallthinker;
 mod smollm3;
+mod starcoder2;
 mod yarn;
 
 pub use activated::says_drelu;
@@ -50,7 +51,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 52] = [
+const FAMILIES: [Family; 53] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -102,6 +103,7 @@ const FAMILIES: [Family; 52] = [
     arcee::FAMILY,
     granite::FAMILY,
     phi3::FAMILY,
+    starcoder2::FAMILY,
     smallthinker::FAMILY,
 ];
 
