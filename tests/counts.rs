@@ -30,7 +30,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 40] = [
+const DIRECTORIES: [&str; 41] = [
     "bamboo",
     "deepseek-v2",
     "deepseek-v3",
@@ -71,9 +71,10 @@ const DIRECTORIES: [&str; 40] = [
     "phi4",
     "phi4-mini",
     "starcoder2",
+    "olmo2",
 ];
 
-const GGUFS: [&str; 42] = [
+const GGUFS: [&str; 43] = [
     "bamboo.gguf",
     "deepseek-v2.gguf",
     "deepseek-v3.gguf",
@@ -116,6 +117,7 @@ const GGUFS: [&str; 42] = [
     "phi4.gguf",
     "phi4-mini.gguf",
     "starcoder2.gguf",
+    "olmo2.gguf",
 ];
 
 fn absurd_json() -> Vec<Json> {

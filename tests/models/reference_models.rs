@@ -35,7 +35,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 96] = [
+const MODELS: [(&str, &str); 98] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -132,6 +132,8 @@ const MODELS: [(&str, &str); 96] = [
     ("phi4-mini.gguf", "phi4-mini"),
     ("starcoder2", "starcoder2"),
     ("starcoder2.gguf", "starcoder2"),
+    ("olmo2", "olmo2"),
+    ("olmo2.gguf", "olmo2"),
 ];
 
 #[test]
@@ -167,6 +169,7 @@ fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
         "phi4",
         "phi4-mini",
         "starcoder2",
+        "olmo2",
     ];
     let twins = twins.map(|twin| (twin, format!("{twin}.gguf")));
     for (model, gguf) in twins.into_iter().chain([("relufalcon", "relufalcon.powerinfer.gguf".into())]) {

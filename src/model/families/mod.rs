@@ -26,6 +26,7 @@ mod mixtral;
 pub mod names;
 mod nemotron;
 mod nemotron_h;
+mod olmo2;
 mod opt;
 mod phi3;
 mod qwen2;
@@ -51,7 +52,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 53] = [
+const FAMILIES: [Family; 54] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -102,6 +103,7 @@ const FAMILIES: [Family; 53] = [
     smollm3::FAMILY,
     arcee::FAMILY,
     granite::FAMILY,
+    olmo2::FAMILY,
     phi3::FAMILY,
     starcoder2::FAMILY,
     smallthinker::FAMILY,
