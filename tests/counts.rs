@@ -30,7 +30,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 41] = [
+const DIRECTORIES: [&str; 42] = [
     "bamboo",
     "deepseek-v2",
     "deepseek-v3",
@@ -72,9 +72,10 @@ const DIRECTORIES: [&str; 41] = [
     "phi4-mini",
     "starcoder2",
     "olmo2",
+    "glm4",
 ];
 
-const GGUFS: [&str; 43] = [
+const GGUFS: [&str; 44] = [
     "bamboo.gguf",
     "deepseek-v2.gguf",
     "deepseek-v3.gguf",
@@ -118,6 +119,7 @@ const GGUFS: [&str; 43] = [
     "phi4-mini.gguf",
     "starcoder2.gguf",
     "olmo2.gguf",
+    "glm4.gguf",
 ];
 
 fn absurd_json() -> Vec<Json> {

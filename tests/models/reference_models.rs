@@ -35,7 +35,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 98] = [
+const MODELS: [(&str, &str); 100] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -134,6 +134,8 @@ const MODELS: [(&str, &str); 98] = [
     ("starcoder2.gguf", "starcoder2"),
     ("olmo2", "olmo2"),
     ("olmo2.gguf", "olmo2"),
+    ("glm4", "glm4"),
+    ("glm4.gguf", "glm4"),
 ];
 
 #[test]
@@ -170,6 +172,7 @@ fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
         "phi4-mini",
         "starcoder2",
         "olmo2",
+        "glm4",
     ];
     let twins = twins.map(|twin| (twin, format!("{twin}.gguf")));
     for (model, gguf) in twins.into_iter().chain([("relufalcon", "relufalcon.powerinfer.gguf".into())]) {

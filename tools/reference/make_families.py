@@ -238,7 +238,11 @@ CONFIGS["starcoder2"] = {k: v for k, v in common(
 CONFIGS["olmo2"] = common(
     "olmo2", "Olmo2ForCausalLM", hidden_act="silu", num_hidden_layers=2, pad_token_id=0, rope_scaling=None, rope_theta=500000,
     tie_word_embeddings=False)
-DENSE = ("arcee", "nemotron", "granite", "phi3", "starcoder2", "olmo2")  # of one kind of layers
+# As zai-org/GLM-4-9B-0414: neighbouring numbers of half of each head rotated, norms on both sides, gate and up in one matrix.
+CONFIGS["glm4"] = common(
+    "glm4", "Glm4ForCausalLM", attention_bias=True, head_dim=16, hidden_act="silu", num_hidden_layers=2, pad_token_id=0,
+    partial_rotary_factor=0.5, rms_norm_eps=1e-05, rope_theta=10000.0, tie_word_embeddings=False)
+DENSE = ("arcee", "nemotron", "granite", "phi3", "starcoder2", "olmo2", "glm4")  # of one kind of layers
 SHARES_WEIGHTS = {"gemma3-27b": "gemma3"}
 SEEDS = {"gemma4-moe": 332}  # where the usual one gives few different tokens
 
@@ -564,6 +568,8 @@ MISTAKES |= {
     "phi4": {"up before gate": halves_exchanged},
     "starcoder2": {"exact GELU": {"hidden_act": "gelu"},
                    "FFN without biases": on("mlp.c_fc.bias", lambda x, c: x * 0), "norms without bias": on("norm.bias", lambda x, c: x * 0)}}
+MISTAKES["glm4"] = {"up before gate": halves_exchanged, "whole heads rotated": {"partial_rotary_factor": 1.0},
+                    "no biases": on("_proj.bias", lambda x, c: x * 0)}
 MISTAKES["olmo2"] = {"heads normed by themselves": [by_head]}
 SCALING = CONFIGS["phi4-mini"]["rope_scaling"]
 MISTAKES["phi4-mini"] = MISTAKES["phi4"] | {
@@ -836,7 +842,7 @@ GGUFS = {"gemma3": ("gemma3", "gemma3"), "glm4-moe": ("glm4-moe", "glm4moe"),
          "glm4-moe-lite": ("glm4-moe-lite", "deepseek2"),
          "arcee": ("arcee", "arcee"), "nemotron": ("nemotron", "nemotron"), "granite": ("granite", "granite"),
          "phi4": ("phi4", "phi3"), "phi4-mini": ("phi4-mini", "phi3"), "starcoder2": ("starcoder2", "starcoder2"),
-         "olmo2": ("olmo2", "olmo2"),
+         "olmo2": ("olmo2", "olmo2"), "glm4": ("glm4", "glm4"),
          "gemma4": ("gemma4", "gemma4"), "gemma4-e2b": ("gemma4-e2b", "gemma4"), "gemma4-moe": ("gemma4-moe", "gemma4")}
 
 JOINED = {"deepseek-v2", "glm4-moe-lite"}  # twins with what makes keys and values of a latent in one tensor, as in older files
@@ -890,6 +896,7 @@ INSIDE_GEMMA4 = INSIDE | {
     "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2"}
 OUTSIDE |= {"model.embed_tokens_per_layer": "per_layer_token_embd", "model.per_layer_model_projection": "per_layer_model_proj",
             "model.per_layer_projection_norm": "per_layer_proj_norm"}
+INSIDE |= {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 INSIDE |= {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
 OUTSIDE |= {"backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm"}
 

@@ -1,13 +1,13 @@
-//! GLM-4.5 to 4.7: a mixture of DeepSeek's kind with biases on queries, keys and values, and half of each head rotated.
+//! GLM-4 0414; and GLM-4.5 to 4.7, a mixture of DeepSeek's kind with biases on queries, keys and values, and half of each head rotated.
 
-use super::Family;
 use super::json::Fields;
 use super::leading::{self, Router};
 use super::names::{GGUF, LLAMA, Names, QkvRows};
+use super::{Activated, Family};
 use crate::error::Result;
 use crate::model::Description;
 use crate::model::config::Positions;
-use crate::model::layer::Scoring;
+use crate::model::layer::{CommonForm, Norms, Scoring};
 use crate::model::role::Role;
 use serde_json::Value;
 
@@ -26,6 +26,41 @@ pub(super) const FAMILY: Family = Family {
 /// The same by the name that its config.json has for it.
 pub(super) const DIRECTORY: Family =
     Family { name: "glm4_moe", known_as: "glm4_moe", config_json, gguf: None, ..FAMILY };
+
+/// GLM-4 0414, with one FFN: norms on both sides, and pairs of neighbours.
+pub(super) const DENSE: Family = Family {
+    name: "glm4",
+    known_as: "glm4",
+    config_json: |c| {
+        let config = partly_rotated(c, "glm4", |c| c.llama("glm4", Activated::SILU))?;
+        let attention_bias = c.flag("attention_bias")?.unwrap_or(true);
+        Ok(around(Description { attention_bias, output_bias: false, ..config }))
+    },
+    gguf: Some(|k| {
+        let key = "rope.dimension_sections";
+        if k.gguf.metadata.i32s(&format!("{}.{key}", k.arch))?.is_some() {
+            return Err(k.bad(key, "is of a model that sees pictures, which is not supported for glm4"));
+        }
+        Ok(around(k.common(k.rms_norm()?, Some(leading::partial_rotary(k)?), Activated::SILU)?))
+    }),
+    tensors: |config, _| {
+        let names = LLAMA.with(Role::AttnPostNorm, "post_self_attn_layernorm");
+        Names { qkv: neighbours(config), ..names.with(Role::FfnPostNorm, "post_mlp_layernorm") }
+    },
+    gguf_tensors: |config| Names { qkv: neighbours(config), ..GGUF },
+};
+
+fn around(config: Description) -> Description {
+    Description { form: CommonForm { norms: Norms::Around, ..config.form }, ..config }
+}
+
+/// The rotated numbers of a head stand first, in pairs.
+fn neighbours(config: &Description) -> QkvRows {
+    match halves(config) {
+        QkvRows::Partial { rotated } => QkvRows::InterleavedPartial { rotated },
+        _ => QkvRows::Interleaved,
+    }
+}
 
 const ROUTER: Router = Router::usually(Scoring::Sigmoid);
 

@@ -52,7 +52,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 54] = [
+const FAMILIES: [Family; 55] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -83,6 +83,7 @@ const FAMILIES: [Family; 54] = [
     gemma4::FAMILY,
     gemma4::TEXT,
     gemma4::ASSISTANT,
+    glm4::DENSE,
     glm4::FAMILY,
     glm4::DIRECTORY,
     lfm2::FAMILY,

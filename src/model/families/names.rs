@@ -59,6 +59,11 @@ pub enum QkvRows {
         /// Rows of a head.
         rotated: usize,
     },
+    /// The same, row 2i with row 2i + 1.
+    InterleavedPartial {
+        /// Rows of a head.
+        rotated: usize,
+    },
     /// One tensor: all queries, all keys, all values.
     Joined,
     /// The same; of each head of q and k the first `rotated` rows are rotated as in [`QkvRows::Partial`].
@@ -335,6 +340,13 @@ impl Names {
             }
             QkvRows::Partial { rotated } if matches!(role, Role::Q | Role::K) => {
                 Some(rows.map(|r| r / dim * each + partial(dim, rotated, r % dim)).collect())
+            }
+            QkvRows::InterleavedPartial { rotated } if matches!(role, Role::Q | Role::K) => {
+                let within = |r: usize| match r % (dim / 2) {
+                    pair if pair < rotated / 2 => 2 * pair + r / (dim / 2),
+                    _ => partial(dim, rotated, r),
+                };
+                Some(rows.map(|r| r / dim * each + within(r % dim)).collect())
             }
             QkvRows::Interleaved if matches!(role, Role::Q | Role::K) => {
                 // The pair (i, i + dim / 2) of ours is (2i, 2i + 1) there.
