@@ -30,7 +30,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_TIME: clock::Duration = clock::Duration::from_millis(50);
 
 /// The directories that are gone through: one of each family, and of each form that a family has.
-const DIRECTORIES: [&str; 34] = [
+const DIRECTORIES: [&str; 42] = [
     "bamboo",
     "deepseek-v2",
     "deepseek-v3",
@@ -65,9 +65,17 @@ const DIRECTORIES: [&str; 34] = [
     "smallthinker",
     "smollm3",
     "turbosparse-mixtral",
+    "arcee",
+    "nemotron",
+    "granite",
+    "phi4",
+    "phi4-mini",
+    "starcoder2",
+    "olmo2",
+    "glm4",
 ];
 
-const GGUFS: [&str; 36] = [
+const GGUFS: [&str; 44] = [
     "bamboo.gguf",
     "deepseek-v2.gguf",
     "deepseek-v3.gguf",
@@ -104,6 +112,14 @@ const GGUFS: [&str; 36] = [
     "smallthinker.gguf",
     "smollm3.gguf",
     "turbosparse-mixtral.gguf",
+    "arcee.gguf",
+    "nemotron.gguf",
+    "granite.gguf",
+    "phi4.gguf",
+    "phi4-mini.gguf",
+    "starcoder2.gguf",
+    "olmo2.gguf",
+    "glm4.gguf",
 ];
 
 fn absurd_json() -> Vec<Json> {

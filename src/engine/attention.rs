@@ -43,7 +43,7 @@ pub(super) fn rotate_and_put(
             let norms = norms.iter().zip(&mut heads).enumerate();
             for (number, (norm, heads)) in norms {
                 let is_normed = number == 1 && a.values_from_keys && a.value_norm;
-                heads.chunks_exact_mut(a.head_dim).for_each(|head| match is_normed {
+                heads.chunks_exact_mut(a.normed_dims()[number]).for_each(|head| match is_normed {
                     true => math::scale_by(head, &norm.weight),
                     false => math::norm_in_place(config.norm, norm, head),
                 });

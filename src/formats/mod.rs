@@ -360,6 +360,30 @@ impl Tensors {
         (0..self.infos.len()).map(|i| self.view(i))
     }
 
+    /// Makes two matrices of one, its first half of rows and its second, each with its name. Where there is no such matrix, its rows are
+    /// odd, or a name is taken by another tensor, nothing changes.
+    pub fn halve_rows(&mut self, name: &str, halves: [String; 2]) {
+        let Some(&index) = self.by_name.get(name) else { return };
+        let is_taken = |half: &String| half != name && self.by_name.contains_key(half);
+        let (file, whole) = self.infos[index].clone();
+        let [rows, cols] = whole.shape[..] else { return };
+        if !rows.is_multiple_of(2) || !whole.bytes.is_multiple_of(2) || halves.iter().any(is_taken) {
+            return;
+        }
+        self.by_name.remove(name);
+        let (bytes, places) = (whole.bytes / 2, [index, self.infos.len()]);
+        for (number, (half, at)) in halves.into_iter().zip(places).enumerate() {
+            let offset = whole.offset + number as u64 * bytes;
+            let info =
+                TensorInfo { name: half.clone(), dtype: whole.dtype, shape: vec![rows / 2, cols], offset, bytes };
+            self.by_name.insert(half, at);
+            match self.infos.get_mut(at) {
+                Some(place) => *place = (file, info),
+                None => self.infos.push((file, info)),
+            }
+        }
+    }
+
     /// The files that the tensors stand in, in the order in which they were added.
     pub fn files(&self) -> &[MappedFile] {
         &self.files

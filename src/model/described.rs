@@ -357,6 +357,7 @@ impl Description {
             rotation: is_rotated.then(|| group.map_or(0, |group| 1 + group)),
             rotary_scale: form.rotary_scale,
             qk_norm: form.qk_norm,
+            qk_norm_joined: form.qk_norm && form.qk_norm_joined,
             query_scale: form.query_scale * undivided,
             value_norm: form.value_norm,
             values_from_keys: own.is_some_and(|own| own.values_from_keys && own.keys_of.is_none()),

@@ -234,6 +234,9 @@ pub struct CommonForm {
     pub residual_scale: f32,
     /// Queries and keys of each head are normed before they are rotated.
     pub qk_norm: bool,
+    /// Queries of all heads are normed together, and so are keys, as in OLMo 2.
+    #[serde(skip_serializing_if = "is_false")]
+    pub qk_norm_joined: bool,
     /// Each head has a learned score that takes part in its softmax and stands for no position.
     pub sinks: bool,
     /// What the heads of attention make is multiplied by the sigmoid of a gate, a projection of the layer's input, before the output matrix.
@@ -530,6 +533,7 @@ impl Default for CommonForm {
             norms: Norms::Before,
             residual_scale: 1.0,
             qk_norm: false,
+            qk_norm_joined: false,
             sinks: false,
             gated: false,
             widths: Vec::new(),

@@ -14,6 +14,9 @@ impl Description {
         if (form.unscaled || form.value_norm) && !form.qk_norm {
             return Err("undivided queries and normed values are supported beside normed queries and keys only".into());
         }
+        if form.qk_norm_joined && form.value_norm {
+            return Err("values normed by head beside queries that are normed together are not supported".into());
+        }
         if form.output_scales && !form.norms.after() {
             return Err("scales of layers are supported beside norms behind attention and FFN only".into());
         }

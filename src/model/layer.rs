@@ -86,7 +86,8 @@ impl Mixer {
 
     /// Its attention, if a device can compute that over keys and values in its own memory.
     pub fn on_device(self) -> Option<Attention> {
-        let of_host = |a: &Attention| a.gated || a.values_from_keys || a.keys_of.is_some() || a.lends;
+        let of_host =
+            |a: &Attention| a.gated || a.values_from_keys || a.keys_of.is_some() || a.lends || a.qk_norm_joined;
         // Of latents the values are the keys'.
         self.attention().filter(|a| !of_host(a))
     }
@@ -172,6 +173,8 @@ pub struct Attention {
     pub rotary_scale: f32,
     /// Queries and keys of each head are normed before they are rotated.
     pub qk_norm: bool,
+    /// Queries of all heads are normed together, and so are keys.
+    pub qk_norm_joined: bool,
     /// The norm of queries is multiplied by this.
     pub query_scale: f32,
     /// Values of each head are normed, without weights.
@@ -268,6 +271,7 @@ impl Attention {
             kv_heads: 1,
             head_dim: latent.kept(),
             qk_norm: false,
+            qk_norm_joined: false,
             query_scale: 1.0,
             value_norm: false,
             values_from_keys: true,
@@ -341,6 +345,11 @@ impl Attention {
     /// Rows of q, of the gate, of k and v together.
     pub const fn qkv_dim(&self) -> usize {
         self.query_rows() + self.gate_dim() + self.key_rows() + self.value_rows()
+    }
+
+    /// Numbers of queries that are normed together, and of keys: those of a head, or all.
+    pub const fn normed_dims(&self) -> [usize; 2] {
+        if self.qk_norm_joined { [self.q_dim(), self.kv_dim()] } else { [self.head_dim; 2] }
     }
 
     /// Query heads that share the keys and values of a head.

@@ -71,6 +71,7 @@ impl Source {
         if read.described.name.is_empty() || read.described.name.starts_with('/') {
             read.described.name = hub::file_stem(path);
         }
+        read.tell_gates_apart();
         read.see_forms(path)?;
         let config = read.described.resolve().map_err(|why| Error::bad(path, "", why))?;
         let Read { described, names, tensors, tokenizer } = read;
@@ -272,7 +273,8 @@ impl Source {
             Role::Down if self.has_dense(layer) => vec![c.hidden, self.shared_width(layer)],
             Role::Gate | Role::Up => vec![c.width(layer), c.hidden],
             Role::Down => vec![c.hidden, c.width(layer)],
-            Role::QNorm | Role::KNorm => vec![of(|a| a.head_dim)],
+            Role::QNorm => vec![of(|a| a.normed_dims()[0])],
+            Role::KNorm => vec![of(|a| a.normed_dims()[1])],
             Role::Sinks => vec![of(|a| a.heads)],
             Role::SelectionBias | Role::ExpertScales => vec![c.clusters()],
             Role::Router => vec![c.clusters(), c.hidden],
@@ -514,7 +516,12 @@ fn open_dir(path: &Path, activation: Option<NamedActivation>) -> Result<Read> {
 
 fn open_gguf(path: &Path, activation: Option<NamedActivation>) -> Result<Read> {
     let (gguf, tensors) = gguf::open(path)?;
-    let factors = match tensors.get("rope_freqs.weight") {
+    // Files of Phi-3 have two lists, of which the other is for longer texts.
+    let name = match gguf.metadata.str("general.architecture")? {
+        Some("phi3") => "rope_factors_short.weight",
+        _ => "rope_freqs.weight",
+    };
+    let factors = match tensors.get(name) {
         Some(view) if view.info.dtype == DType::F32 => {
             let mut factors = vec![0.0; view.info.shape.iter().product()];
             blocks::dequantize(DType::F32, view.data, &mut factors);

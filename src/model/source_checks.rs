@@ -1,6 +1,6 @@
 //! What a published model's tensors say of its layers, and whether all are there.
 
-use super::config::Norm;
+use super::config::{Ffn, Norm};
 use super::layer::{Norms, RouterInput};
 use super::role::Role;
 use super::source::{Read, Source};
@@ -27,6 +27,23 @@ const VECTORS: [Role; 13] = [
 ];
 
 impl Read {
+    /// Tells gate and up apart where a file has them in one matrix, in models without experts. A GGUF calls that by up's name, and it has twice
+    /// the rows.
+    pub(super) fn tell_gates_apart(&mut self) {
+        let Read { described, names, tensors, .. } = self;
+        if described.ffn_kind == Ffn::Plain || described.form.experts.is_some() || !names.has(Role::Gate) {
+            return;
+        }
+        for layer in 0..described.layers {
+            let (joined, halves) = names.of_gate_and_up(layer);
+            let ffn = described.form.widths.get(layer).copied().unwrap_or(described.ffn);
+            let is_double = || tensors.get(&joined).is_some_and(|view| view.info.shape.first() == Some(&(2 * ffn)));
+            if joined != halves[1] || is_double() {
+                tensors.halve_rows(&joined, halves);
+            }
+        }
+    }
+
     /// Adds to the configuration what only the tensors of layers show, such as norms of queries and keys: a model that ran without it
     /// would give wrong answers.
     pub(super) fn see_forms(&mut self, path: &Path) -> Result<()> {

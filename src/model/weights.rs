@@ -506,9 +506,10 @@ impl Sections<'_> {
             qkv_bias: self.vector_if(a.is_some_and(|a| a.bias), &name("qkv_bias"), mixer.rows())?,
             qk_norm: match a.filter(|a| a.qk_norm) {
                 Some(a) => {
-                    let q = self.head_norm(&name("q_norm"), a.head_dim)?.scaled(a.query_scale);
+                    let [queries, keys] = a.normed_dims();
+                    let q = self.head_norm(&name("q_norm"), queries)?.scaled(a.query_scale);
                     let k = match a.keys_of {
-                        None => self.head_norm(&name("k_norm"), a.head_dim)?,
+                        None => self.head_norm(&name("k_norm"), keys)?,
                         Some(_) => NormWeights::NONE,
                     };
                     Some([q, k])

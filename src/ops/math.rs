@@ -79,13 +79,21 @@ pub fn rope_neighbours(x: &mut [f32], cos_sin: &[(f32, f32)]) {
     }
 }
 
-/// Replaces `out` by cosine and sine of each pair's angle, position times frequency, both times `scale`.
+/// Cosine and sine of position times frequency, both times `scale`; of a pair without a frequency, which is not rotated and stays as it is,
+/// those of no angle.
+#[inline]
+pub fn angle(position: usize, frequency: f32, scale: f32) -> (f32, f32) {
+    if frequency == 0.0 {
+        return (1.0, 0.0);
+    }
+    let (sin, cos) = (position as f32 * frequency).sin_cos();
+    (cos * scale, sin * scale)
+}
+
+/// Replaces `out` by each pair's [`angle`].
 pub fn angles(position: usize, frequencies: &[f32], scale: f32, out: &mut Vec<(f32, f32)>) {
     out.clear();
-    out.extend(frequencies.iter().map(|f| {
-        let (sin, cos) = (position as f32 * f).sin_cos();
-        (cos * scale, sin * scale)
-    }));
+    out.extend(frequencies.iter().map(|&f| angle(position, f, scale)));
 }
 
 /// x += y, element by element; both have the same length.

@@ -292,7 +292,7 @@ fn small_bytes(c: &ModelConfig) -> u64 {
     let of_attention = |a: Attention| {
         there(a.bias, a.qkv_dim())
             + there(a.output_bias, c.hidden)
-            + there(a.qk_norm, if a.keys_of.is_some() { 1 } else { 2 } * a.head_dim)
+            + there(a.qk_norm, a.normed_dims().into_iter().take(if a.keys_of.is_some() { 1 } else { 2 }).sum())
             + there(a.sinks, a.heads)
     };
     let (biases, of_experts) = (there(c.ffn_bias, c.widest_ffn() + c.hidden), expert_biases(c));

@@ -1,4 +1,4 @@
-//! Keys of one family's GGUFs that are missing or contradict each other.
+//! Keys of one family's GGUFs, and fields of its config.json, that are missing or contradict each other.
 
 use super::*;
 
@@ -225,4 +225,155 @@ fn keys_of_latents_that_contradict_each_other_are_refused_by_name() {
     ];
     let required = ["attention.key_length", "attention.value_length"];
     each_is_refused("deepseek-v2.gguf", "deepseek2", &joined.map(number), &required, &["blk.1.attn_kv_b.weight"]);
+}
+
+#[test]
+fn keys_of_dense_families_that_contradict_each_other_are_refused_by_name() {
+    let yarn = [
+        ("rope.scaling.type", text("longrope"), "arcee.rope.scaling.type: RoPE scaling 'longrope' is not supported"),
+        ("rope.scaling.factor", Value::F32(0.0), "arcee.rope.scaling.factor: 0 is not a positive number"),
+        ("rope.scaling.attn_factor", Value::F32(0.5), "arcee.rope.scaling.attn_factor: is 0.5; only 1 is supported"),
+        ("rope.scaling.yarn_log_multiplier", Value::F32(0.1), "yarn_log_multiplier: is 0.1; only 0 is supported"),
+        ("rope.dimension_count", Value::U32(8), "arcee.rope.dimension_count: partial rotation is not supported"),
+        ("attention.head_count", Value::U32(0), "arcee.attention.head_count: is 0"),
+    ];
+    let required = ["rope.scaling.factor", "rope.scaling.original_context_length"];
+    each_is_refused("arcee.gguf", "arcee", &yarn, &required, &["blk.1.ffn_up.weight"]);
+    let nemotron = [
+        ("rope.dimension_count", Value::U32(0), "nemotron.rope.dimension_count: is 0; it must be even"),
+        ("rope.dimension_count", Value::U32(u32::MAX), "nemotron.rope.dimension_count: is 4294967295; it must be even"),
+        ("rope.scaling.type", text("linear"), "nemotron.rope.scaling.type: scaling is not supported for nemotron"),
+        ("attention.layer_norm_epsilon", Value::F32(0.0), "norm epsilon 0 is not between 0 and 0.1"),
+    ];
+    let tensors = ["blk.1.attn_norm.bias", "blk.1.ffn_norm.bias", "output_norm.bias", "blk.0.ffn_down.weight"];
+    each_is_refused("nemotron.gguf", "nemotron", &nemotron, &[], &tensors);
+    let granite = [
+        ("attention.scale", Value::F32(0.0), "granite.attention.scale: is 0; it must be 0.001 to 1000"),
+        ("attention.scale", Value::F32(f32::NAN), "granite.attention.scale: is NaN; it must be 0.001 to 1000"),
+        ("logit_scale", Value::F32(f32::INFINITY), "granite.logit_scale: is inf; it must be 0.001 to 1000"),
+        ("residual_scale", Value::F32(0.0), "residual scale 0 is not between 0.001 and 1000"),
+        ("embedding_scale", Value::F32(-1.0), "embedding scale -1 is not between 0.001 and 1000"),
+        (
+            "rope.scaling.finetuned",
+            Value::Bool(false),
+            "granite.rope.scaling.finetuned: is false: a model without rotation",
+        ),
+    ];
+    each_is_refused("granite.gguf", "granite", &granite, &["attention.scale", "logit_scale"], &[]);
+    let phi = [
+        ("rope.dimension_count", Value::U32(8), "phi3.rope.dimension_count: has 6 divisors for 4 rotated pairs"),
+        (
+            "rope.dimension_count",
+            Value::U32(18),
+            "phi3.rope.dimension_count: rotates 18 numbers of a head; it must be even",
+        ),
+        ("rope.scaling.type", text("yarn"), "phi3.rope.scaling.type: is 'yarn'; only longrope is supported for phi3"),
+        ("rope.scaling.attn_factor", Value::F32(0.0), "rotated queries and keys are multiplied by 0; it must be"),
+        ("rope.scaling.original_context_length", Value::U32(0), "context length is 0"),
+        ("feed_forward_length", Value::U32(48), "blk.0.ffn_up.weight: has shape [128, 64]"),
+        ("attention.head_count_kv", Value::U32(4), "blk.0.attn_qkv.weight: has shape [128, 64]"),
+    ];
+    let tensors = ["blk.1.ffn_down.weight", "blk.0.attn_qkv.weight"];
+    each_is_refused("phi4-mini.gguf", "phi3", &phi, &["rope.scaling.original_context_length"], &tensors);
+    let tensors = ["blk.1.ffn_up.bias", "blk.0.ffn_down.bias", "blk.1.attn_output.bias", "blk.1.attn_k.bias"];
+    each_is_refused("starcoder2.gguf", "starcoder2", &[], &[], &tensors);
+    let olmo = [(
+        "attention.sliding_window",
+        Value::U32(8),
+        "olmo2.attention.sliding_window: is 8; OLMo 3, which has windows, is not supported",
+    )];
+    let tensors = ["blk.1.attn_q_norm.weight", "blk.0.attn_k_norm.weight", "blk.1.post_ffw_norm.weight"];
+    each_is_refused("olmo2.gguf", "olmo2", &olmo, &[], &tensors);
+    let sections = Value::Array(Array::I32(vec![2, 1, 1, 0]));
+    let glm = [
+        ("rope.dimension_sections", sections, "glm4.rope.dimension_sections: is of a model that sees pictures"),
+        ("rope.dimension_count", Value::U32(7), "glm4.rope.dimension_count: is 7; it must be even"),
+    ];
+    let tensors = ["blk.1.post_attention_norm.weight", "blk.0.ffn_norm.weight", "blk.1.ffn_up.weight"];
+    each_is_refused("glm4.gguf", "glm4", &glm, &[], &tensors);
+}
+
+#[test]
+fn fields_of_dense_families_that_contradict_each_other_are_refused_by_name() {
+    let cases = [
+        ("arcee", json!({"mlp_bias": true}), "config.json: mlp_bias: is true; only false is supported"),
+        ("arcee", json!({"hidden_act": "drelu"}), "hidden_act: drelu is relu(gate) * relu(up), and ARCEE has no gate"),
+        ("arcee", json!({"rope_scaling": {"rope_type": "yarn"}}), "config.json: rope_scaling.factor: missing"),
+        (
+            "arcee",
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0}}),
+            "rope_scaling.original_max_position_embeddings: 0 is not a positive number",
+        ),
+        (
+            "arcee",
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 1e300, "original_max_position_embeddings": 64}}),
+            "rotated queries and keys are multiplied by 70.",
+        ),
+        (
+            "arcee",
+            json!({"rope_scaling": {"type": "longrope"}}),
+            "rope_scaling: RoPE scaling 'longrope' is not supported",
+        ),
+        (
+            "nemotron",
+            json!({"partial_rotary_factor": 0.0}),
+            "config.json: partial_rotary_factor: is 0; it must be even",
+        ),
+        (
+            "nemotron",
+            json!({"partial_rotary_factor": 1.5}),
+            "config.json: partial_rotary_factor: is 24; it must be even",
+        ),
+        ("nemotron", json!({"rope_scaling": {"type": "linear", "factor": 4.0}}), "config.json: rope_scaling: is {"),
+        ("nemotron", json!({"norm_eps": 0.0}), "config.json: norm epsilon 0 is not between 0 and 0.1"),
+        ("nemotron", json!({"mlp_bias": true}), "config.json: mlp_bias: is true; only false is supported"),
+        ("nemotron", json!({"hidden_act": null}), "config.json: hidden_act: missing"),
+        ("granite", json!({"attention_multiplier": 0}), "attention_multiplier: is 0; it must be 0.001 to 1000"),
+        ("granite", json!({"attention_multiplier": 900}), "rotated queries and keys are multiplied by 60"),
+        ("granite", json!({"attention_multiplier": "a"}), "attention_multiplier: is \"a\", not a number"),
+        ("granite", json!({"logits_scaling": -4}), "logits_scaling: is -4; it must be 0.001 to 1000"),
+        ("granite", json!({"residual_multiplier": 0}), "residual scale 0 is not between 0.001 and 1000"),
+        ("granite", json!({"embedding_multiplier": 1e9}), "embedding scale 1000000000 is not between 0.001 and 1000"),
+        (
+            "granite",
+            json!({"num_local_experts": 4}),
+            "num_local_experts: says that its FFNs are mixtures of 4 experts, which is not supported for granite",
+        ),
+        ("phi4", json!({"intermediate_size": 48}), "mlp.up_proj.weight: has shape [64, 64]"),
+        ("phi4", json!({"num_key_value_heads": 4}), "qkv_proj.weight: has shape [128, 64]"),
+        ("phi4", json!({"partial_rotary_factor": 0.45}), "rotates 7 numbers of a head; it must be even"),
+        (
+            "phi4",
+            json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}),
+            "rope_scaling.rope_type: is 'yarn'; only longrope is supported for phi3",
+        ),
+        ("phi4-mini", json!({"partial_rotary_factor": 0.5}), "rope_scaling: has 6 divisors for 4 rotated pairs"),
+        ("phi4-mini", json!({"original_max_position_embeddings": null}), "original_max_position_embeddings: missing"),
+        (
+            "phi4-mini",
+            json!({"original_max_position_embeddings": 1}),
+            "original_max_position_embeddings: is 1; it must be 2",
+        ),
+        (
+            "phi4-mini",
+            json!({"rope_scaling": {"type": "longrope", "short_factor": [1, 0, 1, 1, 1, 1]}}),
+            "rope_scaling.short_factor: is no list of positive numbers",
+        ),
+        ("starcoder2", json!({"mlp_type": "gated"}), "config.json: mlp_type: is \"gated\"; only \"default\""),
+        ("starcoder2", json!({"norm_type": "rms_norm"}), "config.json: norm_type: is \"rms_norm\"; only"),
+        ("starcoder2", json!({"norm_epsilon": 1.0}), "config.json: norm epsilon 1 is not between 0 and 0.1"),
+        ("glm4", json!({"partial_rotary_factor": 0.45}), "config.json: partial_rotary_factor: is 7; it must be even"),
+        ("glm4", json!({"attention_bias": 1}), "config.json: attention_bias: is 1, not true or false"),
+        ("glm4", json!({"intermediate_size": 48}), "mlp.up_proj.weight: has shape [64, 64]"),
+        ("olmo2", json!({"num_key_value_heads": 4}), "self_attn.k_proj.weight: has shape [32, 64]"),
+        (
+            "olmo2",
+            json!({"model_type": "qwen3"}),
+            "its layers have norms behind attention and FFN, which is not supported",
+        ),
+        ("starcoder2", json!({"tie_word_embeddings": false}), "lm_head.weight: the tensor is missing"),
+    ];
+    for (model, changes, want) in cases {
+        assert_says(&config_refusal(model, changes.clone()), &[want], &format!("{model} {changes}"));
+    }
 }

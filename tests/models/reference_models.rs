@@ -35,7 +35,7 @@ fn check(file: &str, stem: &str, quant: Quant, kernels: Kernels, threads: usize)
     reference::check(open(file, quant, dir.path()), &expected(stem), kernels, threads)
 }
 
-const MODELS: [(&str, &str); 84] = [
+const MODELS: [(&str, &str); 100] = [
     ("llama", "llama"),
     ("llama-tied", "llama-tied"),
     ("llama-linear-rope", "llama-linear-rope"),
@@ -120,6 +120,22 @@ const MODELS: [(&str, &str); 84] = [
     ("deepseek-v3.gguf", "deepseek-v3"),
     ("glm4-moe-lite", "glm4-moe-lite"),
     ("glm4-moe-lite.gguf", "glm4-moe-lite"),
+    ("arcee", "arcee"),
+    ("arcee.gguf", "arcee"),
+    ("nemotron", "nemotron"),
+    ("nemotron.gguf", "nemotron"),
+    ("granite", "granite"),
+    ("granite.gguf", "granite"),
+    ("phi4", "phi4"),
+    ("phi4.gguf", "phi4"),
+    ("phi4-mini", "phi4-mini"),
+    ("phi4-mini.gguf", "phi4-mini"),
+    ("starcoder2", "starcoder2"),
+    ("starcoder2.gguf", "starcoder2"),
+    ("olmo2", "olmo2"),
+    ("olmo2.gguf", "olmo2"),
+    ("glm4", "glm4"),
+    ("glm4.gguf", "glm4"),
 ];
 
 #[test]
@@ -149,6 +165,14 @@ fn a_directory_and_its_gguf_twin_are_packed_into_the_same_rows() {
         "gemma3",
         "gemma4",
         "lfm2",
+        "arcee",
+        "nemotron",
+        "granite",
+        "phi4",
+        "phi4-mini",
+        "starcoder2",
+        "olmo2",
+        "glm4",
     ];
     let twins = twins.map(|twin| (twin, format!("{twin}.gguf")));
     for (model, gguf) in twins.into_iter().chain([("relufalcon", "relufalcon.powerinfer.gguf".into())]) {

@@ -16,7 +16,7 @@ use dynamicinfer::prng::Prng;
 /// Rope, learned positions, a sliding window, biases, both kinds of sparse FFN, attention beside the FFN, normed queries, experts, norms on
 /// both sides with two rotations, a layer without experts in a mixture,
 /// short convolutions, linear attention beside attention with a gate, values from the keys' matrix, keys of other layers.
-const FAMILIES: [&str; 26] = [
+const FAMILIES: [&str; 33] = [
     "llama",
     "opt",
     "mistral",
@@ -43,6 +43,13 @@ const FAMILIES: [&str; 26] = [
     "deepseek-v2",
     "deepseek-v3.gguf",
     "glm4-moe-lite",
+    "arcee",
+    "nemotron",
+    "granite",
+    "phi4-mini.gguf",
+    "starcoder2",
+    "olmo2",
+    "glm4.gguf",
 ];
 const CONTEXT: usize = 96;
 /// Sums of f32 in another order: tiles of several columns and units of a longer list of neurons.

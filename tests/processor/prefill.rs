@@ -41,7 +41,7 @@ fn by_few(engine: &mut Engine, tokens: &[u32], each: usize) -> Vec<f32> {
 }
 
 /// Rope, a sliding window, biases, attention beside the FFN, normed queries, many queries to a key, experts, one of them for every token.
-const FAMILIES: [&str; 15] = [
+const FAMILIES: [&str; 17] = [
     "llama",
     "mistral",
     "qwen2",
@@ -57,6 +57,8 @@ const FAMILIES: [&str; 15] = [
     "qwen35",
     "nemotron-h",
     "lfm2",
+    "nemotron",
+    "granite",
 ];
 
 #[test]

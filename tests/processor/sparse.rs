@@ -12,7 +12,8 @@ use dynamicinfer::predictor::{Calibration, Kind, Predictor, Sign, Tools};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-const SPARSE_FAMILIES: [&str; 7] = ["relullama", "prosparse", "bamboo", "opt", "llama-relu2", "relufalcon", "minicpm"];
+const SPARSE_FAMILIES: [&str; 9] =
+    ["relullama", "prosparse", "bamboo", "opt", "llama-relu2", "relufalcon", "minicpm", "arcee", "nemotron"];
 
 fn model(name: &str) -> Model {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);

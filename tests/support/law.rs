@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-pub const FAMILIES: [&str; 12] = [
+pub const FAMILIES: [&str; 16] = [
     "relullama",
     "prosparse",
     "bamboo",
@@ -32,6 +32,10 @@ pub const FAMILIES: [&str; 12] = [
     "gemma3 with relu, normed behind only",
     "lfm2 with relu",
     "gemma4 with relu",
+    "arcee",
+    "nemotron",
+    "olmo2 with relu",
+    "glm4 with relu",
 ];
 /// Half of the cases in f32, where nothing but the order of sums differs.
 pub const QUANTS: [Quant; 6] = [Quant::F32, Quant::F32, Quant::F32, Quant::F16, Quant::Q8, Quant::Q4];

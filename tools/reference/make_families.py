@@ -200,6 +200,49 @@ CONFIGS["deepseek-v3"] = {k: v for k, v in DEEPSEEK.items() if k != "aux_loss_al
 CONFIGS["glm4-moe-lite"] = {k: v for k, v in CONFIGS["deepseek-v3"].items() if k not in ("moe_layer_freq", "scoring_func", "seq_aux")} | {
     "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "n_group": 1, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0,
     "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 1.8, "topk_group": 1}
+# As arcee-ai/AFM-4.5B: Llama without gates, ReLU squared, YaRN without a word of its factor.
+ARCEE = common(
+    "arcee", "ArceeForCausalLM", eos_token_id=2, head_dim=16, hidden_act="relu2", mlp_bias=False, num_hidden_layers=2,
+    rms_norm_eps=1e-05, rope_scaling={
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 20.0, "mscale": 1.0, "original_max_position_embeddings": 64,
+        "rope_type": "yarn"}, rope_theta=10000.0, tie_word_embeddings=False)
+CONFIGS["arcee"] = ARCEE
+# As nvidia/Nemotron-Mini-4B-Instruct: LayerNorm whose weights are stored less 1, half of each head rotated, ReLU squared.
+CONFIGS["nemotron"] = {k: v for k, v in common(
+    "nemotron", "NemotronForCausalLM", head_dim=16, hidden_act="relu2", mlp_bias=False, norm_eps=1e-05, num_hidden_layers=2,
+    partial_rotary_factor=0.5, rope_theta=10000, tie_word_embeddings=False).items() if k != "rms_norm_eps"}
+# As ibm-granite/granite-3.1-2b-instruct: numbers by which embeddings, scores, outputs and logits are scaled.
+CONFIGS["granite"] = common(
+    "granite", "GraniteForCausalLM", attention_multiplier=0.1, embedding_multiplier=1.5, hidden_act="silu", logits_scaling=4.0,
+    mlp_bias=False, num_hidden_layers=2, pad_token_id=0, residual_multiplier=0.7, rms_norm_eps=1e-05, rope_scaling=None,
+    rope_theta=5000000.0)
+# As microsoft/phi-4: queries, keys and values in one matrix, gate and up in another.
+PHI3 = common(
+    "phi3", "Phi3ForCausalLM", embd_pdrop=0.0, hidden_act="silu", num_hidden_layers=2, original_max_position_embeddings=CTX,
+    pad_token_id=0, partial_rotary_factor=1.0, resid_pdrop=0.0, rms_norm_eps=1e-05, rope_scaling=None, rope_theta=250000,
+    sliding_window=None, tie_word_embeddings=False)
+CONFIGS["phi4"] = PHI3
+# As microsoft/Phi-4-mini-instruct: three quarters of each head rotated, a divisor for each pair, up to the length of texts
+# that it was trained with first and beyond; rotated numbers are scaled by what they are.
+CONFIGS["phi4-mini"] = PHI3 | {
+    "partial_rotary_factor": 0.75, "original_max_position_embeddings": CTX, "max_position_embeddings": 4096,
+    "rope_scaling": {"long_factor": [1.0, 1.5, 2.5, 6.0, 14.0, 30.0], "short_factor": [1.0, 1.05, 1.2, 1.5, 1.9, 2.2],
+                     "type": "longrope"},
+    "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True}
+# As bigcode/starcoder2-3b: LayerNorm, biases everywhere, no gate.
+CONFIGS["starcoder2"] = {k: v for k, v in common(
+    "starcoder2", "Starcoder2ForCausalLM", embedding_dropout=0.0, hidden_act="gelu_pytorch_tanh", mlp_type="default",
+    norm_epsilon=1e-05, norm_type="layer_norm", num_hidden_layers=2, residual_dropout=0.0, rope_theta=999999.4420358813,
+    sliding_window=4096, use_bias=True).items() if k not in ("attention_bias", "rms_norm_eps", "tie_word_embeddings")}
+# As allenai/OLMo-2-1124-7B: norms behind attention and FFN, queries of all heads normed together, and so keys.
+CONFIGS["olmo2"] = common(
+    "olmo2", "Olmo2ForCausalLM", hidden_act="silu", num_hidden_layers=2, pad_token_id=0, rope_scaling=None, rope_theta=500000,
+    tie_word_embeddings=False)
+# As zai-org/GLM-4-9B-0414: neighbouring numbers of half of each head rotated, norms on both sides, gate and up in one matrix.
+CONFIGS["glm4"] = common(
+    "glm4", "Glm4ForCausalLM", attention_bias=True, head_dim=16, hidden_act="silu", num_hidden_layers=2, pad_token_id=0,
+    partial_rotary_factor=0.5, rms_norm_eps=1e-05, rope_theta=10000.0, tie_word_embeddings=False)
+DENSE = ("arcee", "nemotron", "granite", "phi3", "starcoder2", "olmo2", "glm4")  # of one kind of layers
 SHARES_WEIGHTS = {"gemma3-27b": "gemma3"}
 SEEDS = {"gemma4-moe": 332}  # where the usual one gives few different tokens
 
@@ -211,6 +254,10 @@ def delta(c):
 
 def nemotron(c):
     return c["model_type"] == "nemotron_h"
+
+
+def dense(c):
+    return c["model_type"] in DENSE
 
 
 def kinds(c):
@@ -230,6 +277,8 @@ def latent(c):
 
 def less_one(name, c):
     """Whether a norm is stored less 1."""
+    if c["model_type"] == "nemotron":
+        return name.endswith("norm.weight")
     return "norm" in name and (c["model_type"].startswith("gemma3") or delta(c) and "linear_attn.norm" not in name)
 
 
@@ -491,13 +540,51 @@ MISTAKES |= {
     "glm4-moe-lite": LATENT | OF_LATENT}
 
 
+
+
+def halves_exchanged(name, x, c):
+    """Gate and up in the other order."""
+    return x.roll(len(x) // 2, 0) if "gate_up_proj" in name else x
+
+
+def by_head(model):
+    for m in model.modules():
+        if type(m).__name__ == "Olmo2Attention":
+            for norm in m.q_norm, m.k_norm:
+                heads = norm.weight.view(-1, m.head_dim)
+                norm.forward = lambda x, heads=heads, eps=norm.variance_epsilon: (
+                    (y := x.unflatten(-1, heads.shape)) * (y.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * heads).flatten(-2)
+
+
+RELU2 = {"not squared": {"hidden_act": "relu"}}
+MISTAKES |= {
+    "arcee": RELU2 | {"no YaRN": {"rope_scaling": None},
+                      "rotated numbers not scaled": {"rope_scaling": ARCEE["rope_scaling"] | {"attention_factor": 1.0}},
+                      "bounds not rounded": {"rope_scaling": ARCEE["rope_scaling"] | {"truncate": False}}},
+    "nemotron": RELU2 | {"norms as stored": lambda name, x, c: x - 1 if less_one(name, c) else x,
+                         "norms without bias": on("norm.bias", lambda x, c: x * 0), "whole heads rotated": {"partial_rotary_factor": 1.0}},
+    "granite": {"scores by the root": {"attention_multiplier": 0.25}, "no scale of embeddings": {"embedding_multiplier": 1.0},
+                "no scale of outputs": {"residual_multiplier": 1.0}, "no scale of logits": {"logits_scaling": 1.0}},
+    "phi4": {"up before gate": halves_exchanged},
+    "starcoder2": {"exact GELU": {"hidden_act": "gelu"},
+                   "FFN without biases": on("mlp.c_fc.bias", lambda x, c: x * 0), "norms without bias": on("norm.bias", lambda x, c: x * 0)}}
+MISTAKES["glm4"] = {"up before gate": halves_exchanged, "whole heads rotated": {"partial_rotary_factor": 1.0},
+                    "no biases": on("_proj.bias", lambda x, c: x * 0)}
+MISTAKES["olmo2"] = {"heads normed by themselves": [by_head]}
+SCALING = CONFIGS["phi4-mini"]["rope_scaling"]
+MISTAKES["phi4-mini"] = MISTAKES["phi4"] | {
+    "divisors of longer texts": {"rope_scaling": SCALING | {"short_factor": SCALING["long_factor"]}},
+    "no divisors": {"rope_scaling": SCALING | {"short_factor": [1.0] * 6}},
+    "rotated numbers not scaled": {"rope_scaling": SCALING | {"attention_factor": 1.0}}}
+
+
 def text_of(cfg):
     return cfg.get("text_config", cfg)
 
 
 def of_today(c):
     """Whether transformers 5 reads the configuration as it is published."""
-    return delta(c) or nemotron(c) or gemma4(c) or latent(c)
+    return delta(c) or nemotron(c) or gemma4(c) or latent(c) or dense(c)
 
 
 def rope_of(c):
@@ -587,6 +674,8 @@ def random_weights(model, cfg, seed):
             w = n(p, 1.5)  # its input is divided by the root of the hidden size
         elif "embed_tokens_per_layer" in name:
             w = n(p, 1 / math.sqrt(c["hidden_size_per_layer_input"]))
+        elif "norm" in name and name.endswith("bias"):
+            w = n(p, 0.2)
         elif "norm" in name:
             w = torch.rand(p.shape, generator=g) - (0.5 if less_one(name, c) else -0.5)
         elif name.endswith("A_log"):
@@ -607,13 +696,15 @@ def random_weights(model, cfg, seed):
             w = n(p, (0.8 if gemma else 2) * unit if tied else 0.7)
         elif "lm_head" in name:
             w = n(p, 2 * unit) * torch.exp(0.4 * torch.randn((p.shape[0], 1), generator=g))
-        elif "q_proj" in name or "k_proj" in name or "gate.weight" in name:
+        elif "qkv_proj" in name or "q_proj" in name or "k_proj" in name or "gate.weight" in name:
             w = n(p, 1.5 * unit)
         elif "q_b_proj" in name or "kv_b_proj" in name:
             w = n(p, (1.5 if "q_b" in name else 1) / math.sqrt(p.shape[-1]))
         elif ".conv.conv." in name:
             w = n(p, 0.7)
-        elif "down_proj" in name or name.endswith("w2.weight"):
+        elif "c_fc.weight" in name:
+            w = n(p, 2 * unit)
+        elif "down_proj" in name or name.endswith(("w2.weight", "c_proj.weight")):
             w = n(p, 1.5 / math.sqrt(p.shape[-1]))
         else:
             w = n(p, unit)
@@ -713,9 +804,9 @@ def make_model(name, seed):
     shutil.copy(base.VOCABS / "tokenizer.model", d / "tokenizer.model")
     load(model, weights)
     c = text_of(cfg)
-    distinct, gap = (24 if of_today(c) and not latent(c) else 12), (5e-4 if nemotron(c) or gemma4(c) or latent(c) else 2e-4)
+    distinct, gap = (24 if of_today(c) and not (latent(c) or dense(c)) else 12), (5e-4 if nemotron(c) or gemma4(c) or latent(c) else 2e-4)
     for more in range(20):
-        prompt = base.pick_prompt(model, c, start + 1000 * more, 1e-2, 34 if latent(c) else 20 + seed, rounds=10, distinct=distinct)
+        prompt = base.pick_prompt(model, c, start + 1000 * more, 1e-2, 34 if latent(c) or dense(c) else 20 + seed, rounds=10, distinct=distinct)
         GAPS.clear()
         base.greedy(model, prompt)
         if min(GAPS, default=1) > gap:  # no expert is chosen by rounding
@@ -749,6 +840,9 @@ GGUFS = {"gemma3": ("gemma3", "gemma3"), "glm4-moe": ("glm4-moe", "glm4moe"),
          "nemotron-h-latent": ("nemotron-h-latent", "nemotron_h_moe"),
          "deepseek-v2": ("deepseek-v2", "deepseek2"), "deepseek-v3": ("deepseek-v3", "deepseek2"),
          "glm4-moe-lite": ("glm4-moe-lite", "deepseek2"),
+         "arcee": ("arcee", "arcee"), "nemotron": ("nemotron", "nemotron"), "granite": ("granite", "granite"),
+         "phi4": ("phi4", "phi3"), "phi4-mini": ("phi4-mini", "phi3"), "starcoder2": ("starcoder2", "starcoder2"),
+         "olmo2": ("olmo2", "olmo2"), "glm4": ("glm4", "glm4"),
          "gemma4": ("gemma4", "gemma4"), "gemma4-e2b": ("gemma4-e2b", "gemma4"), "gemma4-moe": ("gemma4-moe", "gemma4")}
 
 JOINED = {"deepseek-v2", "glm4-moe-lite"}  # twins with what makes keys and values of a latent in one tensor, as in older files
@@ -802,6 +896,8 @@ INSIDE_GEMMA4 = INSIDE | {
     "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2"}
 OUTSIDE |= {"model.embed_tokens_per_layer": "per_layer_token_embd", "model.per_layer_model_projection": "per_layer_model_proj",
             "model.per_layer_projection_norm": "per_layer_proj_norm"}
+INSIDE |= {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
+INSIDE |= {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
 OUTSIDE |= {"backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm"}
 
 
@@ -1008,7 +1104,7 @@ def gguf_tensors(name, cfg, weights):
             continue
         if ".experts." in name and not name.endswith(".weight"):
             name += ".weight"
-        if (h := base.heads_of(name, cfg)) and cfg["model_type"] == "smollm3":
+        if (h := base.heads_of(name, cfg)) and cfg["model_type"] in ("smollm3", "arcee", "granite"):
             x = base.permute(x, h)
         if "moe_statics" in name:
             x = x.squeeze(0)
@@ -1017,7 +1113,7 @@ def gguf_tensors(name, cfg, weights):
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             name = name.removesuffix("_bias") + ".bias"
         stem, kind = name.rsplit(".", 1)
-        if less_one(stem, cfg):
+        if less_one(name, cfg):
             x = x + 1
         if stem in OUTSIDE:
             out[f"{OUTSIDE[stem]}.{kind}"] = x
@@ -1029,7 +1125,7 @@ def gguf_tensors(name, cfg, weights):
             else:
                 # The FFN's norm has its usual name but in GLM and in Qwen, where it has the one of Gemma's other norm.
                 usual = rest == "post_attention_layernorm" and not (
-                    cfg["model_type"].startswith("gemma3") or cfg["model_type"] == "glm4_moe" or delta(cfg))
+                    cfg["model_type"].startswith("gemma3") or cfg["model_type"] in ("glm4_moe", "olmo2") or delta(cfg))
                 out[f"blk.{layer}.{'ffn_norm' if usual else INSIDE[rest]}.{kind}"] = x
     return out
 
@@ -1068,7 +1164,38 @@ def delta_keys(w, cfg, blocks):
         w.add_nextn_predict_layers(blocks - cfg["num_hidden_layers"])
 
 
-WIDE = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "ssm_norm")  # in F32, as all that is no .weight
+def dense_keys(w, cfg):
+    """Write the keys that a model of `DENSE` has beside those of all."""
+    import gguf
+
+    kind, scaling = cfg["model_type"], cfg.get("rope_scaling")
+    w.add_vocab_size(cfg["vocab_size"])
+    if kind != "starcoder2":
+        head = cfg["hidden_size"] // cfg["num_attention_heads"]
+        w.add_rope_dimension_count(int(head * cfg.get("partial_rotary_factor", 1.0)))
+    if "rms_norm_eps" not in cfg:
+        w.add_layer_norm_eps(cfg.get("norm_eps", cfg.get("norm_epsilon")))
+    if kind == "arcee":
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(scaling["factor"])
+        w.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    if kind == "nemotron":
+        w.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    if kind == "granite":
+        w.add_attention_scale(cfg["attention_multiplier"])
+        w.add_embedding_scale(cfg["embedding_multiplier"])
+        w.add_residual_scale(cfg["residual_multiplier"])
+        w.add_logit_scale(cfg["logits_scaling"])
+    if kind == "phi3":
+        original = cfg["original_max_position_embeddings"]
+        w.add_rope_scaling_orig_ctx_len(original)
+        w.add_sliding_window(cfg["sliding_window"] or 0)
+        if scaling:
+            stretched = cfg["max_position_embeddings"] / original
+            w.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretched) / math.log(original)))
+
+
+WIDE = ("rope_factors", "ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "ssm_norm")  # in F32, as all that is no .weight
 
 
 def make_gguf(name):
@@ -1108,8 +1235,12 @@ def make_gguf(name):
             if "head_dim" in cfg:
                 w.add_key_length(cfg["head_dim"])
                 w.add_value_length(cfg["head_dim"])
-        w.add_layer_norm_rms_eps(cfg.get("rms_norm_eps", cfg.get("norm_eps")))
+        if "rms_norm_eps" in cfg or not dense(cfg):
+            w.add_layer_norm_rms_eps(cfg.get("rms_norm_eps", cfg.get("norm_eps")))
         w.add_rope_freq_base(cfg.get("rope_parameters", cfg)["rope_theta"])
+        if dense(cfg):
+            dense_keys(w, cfg)
+            return
         if delta(cfg):
             delta_keys(w, cfg, blocks)
         if arch == "dots1":
@@ -1135,7 +1266,10 @@ def make_gguf(name):
         layers(w)
         w.add_file_type(base.FILE_TYPE["F16"])
         base.add_spm_to_gguf(w, spm.SentencePieceProcessor(model_file=str(base.VOCABS / "tokenizer.model")))
-        for tensor, x in gguf_tensors(name, cfg, weights).items():
+        divisors = cfg.get("rope_scaling") or {}
+        factors = {f"rope_factors_{length}.weight": np.array(divisors[f"{length}_factor"]) for length in ("long", "short")
+                   if f"{length}_factor" in divisors}
+        for tensor, x in (factors | gguf_tensors(name, cfg, weights)).items():
             x = np.ascontiguousarray(x, np.float32)
             wide = x.ndim == 1 or not tensor.endswith(".weight") or any(kind in tensor for kind in WIDE)
             w.add_tensor(tensor, x if wide else x.astype(np.float16))

@@ -17,6 +17,7 @@ use crate::model::config::ModelConfig;
 use crate::model::layer::{Norms, RouterInput};
 use crate::model::weights::Layer;
 use crate::ops::gates::gates;
+use crate::ops::math;
 
 /// Parts of a layer that come onto the device's stream in every pass nearly unchanged, and are recorded once
 /// ([`crate::device::Device::begin_sequence`]).
@@ -255,9 +256,9 @@ impl Split {
             let (dim, first) = (2 * frequencies.len(), number * self.angles_of_rotation);
             let angles = &mut angles[first..first + n * dim];
             for (pairs, token) in angles.chunks_exact_mut(dim).zip(&b.positions) {
-                for (pair, f) in pairs.chunks_exact_mut(2).zip(frequencies) {
-                    let (sin, cos) = (token.position as f32 * f).sin_cos();
-                    pair.copy_from_slice(&[cos * scale, sin * scale]);
+                for (pair, &f) in pairs.chunks_exact_mut(2).zip(frequencies) {
+                    let (cos, sin) = math::angle(token.position, f, *scale);
+                    pair.copy_from_slice(&[cos, sin]);
                 }
             }
             let (from, at) = (angles.as_ptr().cast(), 4 * first as u64);

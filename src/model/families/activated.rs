@@ -22,6 +22,8 @@ impl Activated {
     pub const SILU: Activated = Activated { unsaid: Activation::Silu, gated: true, both: false };
     pub const DRELU: Activated = Activated { unsaid: Activation::Relu, gated: true, both: true };
     pub const RELU_UNGATED: Activated = Activated { unsaid: Activation::Relu, gated: false, both: false };
+    pub const RELU2_UNGATED: Activated = Activated { unsaid: Activation::Relu2, gated: false, both: false };
+    pub const GELU_TANH_UNGATED: Activated = Activated { unsaid: Activation::GeluTanh, gated: false, both: false };
     pub const GELU_UNGATED: Activated = Activated { unsaid: Activation::Gelu, gated: false, both: false };
 }
 

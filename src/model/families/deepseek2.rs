@@ -6,6 +6,7 @@ use super::json::Fields;
 use super::keys::Keys;
 use super::leading::{self, Router};
 use super::names::{GGUF, LLAMA, Names};
+use super::yarn::{self, magnitude};
 use crate::error::{Result, excerpt};
 use crate::model::Description;
 use crate::model::config::{Positions, RopeScaling, rope_frequencies};
@@ -128,11 +129,6 @@ impl Attends {
     }
 }
 
-/// 1 + 0.1 times a multiplier times the logarithm of the factor by which positions are stretched.
-fn magnitude(factor: f64, multiplier: f64) -> f64 {
-    if factor > 1.0 { 1.0 + 0.1 * multiplier * factor.ln() } else { 1.0 }
-}
-
 /// The first of some sizes that is none that an attention over latents may have, with why.
 fn wrong_size<'a>(sizes: &[(&'a str, usize)]) -> Option<(&'a str, String)> {
     let (key, size) = sizes.iter().find(|(_, size)| !(1..=Latent::MAX).contains(size))?;
@@ -208,44 +204,22 @@ fn attends(c: &Fields) -> Result<Attends> {
     if let Some((key, why)) = wrong_size(&sizes) {
         return Err(c.bad(key, why));
     }
-    let (key, said) = match &c.json["rope_scaling"] {
-        Value::Null => ("rope_parameters", &c.json["rope_parameters"]),
-        said => ("rope_scaling", said),
-    };
+    let (key, said) = yarn::said(c);
     let within = Fields { json: said, ..*c };
     let kind = within.text("rope_type")?.or(within.text("type")?);
     let mut latent = Latent { queries: queries.unwrap_or(0), rank, plain, rope, values, scale: 1.0 };
     let theta = c.rope_theta()?;
-    let at = |part: &str| format!("{key}.{part}");
     let is_said = said.is_object() && !said["factor"].is_null() || !(said.is_object() || said.is_null());
     let (scaling, rotary_scale) = match kind {
         None if is_said => return Err(c.bad(key, format!("is {said}, which does not name its rope_type"))),
         None | Some("default") => (RopeScaling::None, 1.0),
         Some("yarn") => {
-            let number = |part: &str, usual: Option<f64>| match within.number(part)?.or(usual) {
-                Some(number) if number > 0.0 => Ok(number),
-                Some(number) => Err(c.bad(&at(part), format!("{number} is not a positive number"))),
-                None => Err(c.bad(&at(part), "missing")),
-            };
-            let factor = number("factor", None)?;
-            let of_all = within.number("mscale_all_dim")?.filter(|&multiplier| multiplier != 0.0);
-            let of_rotated = match (within.number("attention_factor")?, within.number("mscale")?, of_all) {
-                (Some(said), ..) => said,
-                (None, Some(own), Some(all)) if own != 0.0 => magnitude(factor, own) / magnitude(factor, all),
-                _ => magnitude(factor, 1.0),
-            };
-            latent.scale = magnitude(factor, of_all.unwrap_or(0.0)).powi(2) as f32;
-            let scaling = RopeScaling::Yarn {
-                factor,
-                fast: number("beta_fast", Some(32.0))?,
-                slow: number("beta_slow", Some(1.0))?,
-                original: number("original_max_position_embeddings", None)?,
-                rounded: within.flag("truncate")?.unwrap_or(true),
-            };
-            (scaling, of_rotated as f32)
+            let yarn = yarn::config_json(c, (key, said))?;
+            latent.scale = yarn.of_scores;
+            (yarn.scaling, yarn.of_rotated)
         }
         Some(other) => {
-            return Err(c.bad(&at("rope_type"), format!("is '{}'; only yarn is supported", excerpt(other))));
+            return Err(c.bad(&format!("{key}.rope_type"), format!("is '{}'; only yarn is supported", excerpt(other))));
         }
     };
     latent.check().map_err(|why| c.bad("kv_lora_rank", why))?;

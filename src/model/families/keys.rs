@@ -315,7 +315,7 @@ impl Keys<'_> {
         let says_relu = |name: &str| ["relu", "prosparse", "minicpm-s"].iter().any(|word| name.contains(word));
         match said {
             Some(said) => Ok(said),
-            None if says_relu(&name) || says_relu(&file) => {
+            None if !activated.unsaid.is_sparse() && (says_relu(&name) || says_relu(&file)) => {
                 let otherwise = if activated.unsaid == Activation::Silu { "SiLU" } else { "GELU" };
                 let why = format!(
                     "the name says that this is a ReLU model, but a GGUF of the {} architecture does not carry its activation \

@@ -3,6 +3,7 @@
 //! wrong answers.
 
 mod activated;
+mod arcee;
 mod bamboo;
 mod deepseek2;
 mod dots1;
@@ -13,6 +14,7 @@ mod gemma3;
 mod gemma4;
 mod glm4;
 mod gpt_oss;
+mod granite;
 mod json;
 mod keys;
 mod leading;
@@ -22,13 +24,18 @@ mod minicpm;
 mod mistral;
 mod mixtral;
 pub mod names;
+mod nemotron;
 mod nemotron_h;
+mod olmo2;
 mod opt;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen35;
 mod smallthinker;
 mod smollm3;
+mod starcoder2;
+mod yarn;
 
 pub use activated::says_drelu;
 pub use family::Family;
@@ -45,7 +52,7 @@ use names::Names;
 use serde_json::Value;
 use std::path::Path;
 
-const FAMILIES: [Family; 48] = [
+const FAMILIES: [Family; 55] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -76,6 +83,7 @@ const FAMILIES: [Family; 48] = [
     gemma4::FAMILY,
     gemma4::TEXT,
     gemma4::ASSISTANT,
+    glm4::DENSE,
     glm4::FAMILY,
     glm4::DIRECTORY,
     lfm2::FAMILY,
@@ -90,9 +98,15 @@ const FAMILIES: [Family; 48] = [
     ernie4_5::FAMILY,
     ernie4_5::MIXTURE,
     ernie4_5::MIXTURE_GGUF,
+    nemotron::FAMILY,
     nemotron_h::FAMILY,
     nemotron_h::MIXTURE_GGUF,
     smollm3::FAMILY,
+    arcee::FAMILY,
+    granite::FAMILY,
+    olmo2::FAMILY,
+    phi3::FAMILY,
+    starcoder2::FAMILY,
     smallthinker::FAMILY,
 ];
 

@@ -24,6 +24,8 @@ pub struct Names {
     pub per_layer: [&'static str; 3],
     /// The experts' tensors of a layer.
     pub experts: ExpertNames,
+    /// One tensor with gate and up of the FFN, `[2 ffn, hidden]`, as some files have it in the place of two.
+    pub gate_and_up: &'static str,
     /// How the rows of queries, keys and values stand in these tensors.
     pub qkv: QkvRows,
     /// The same of the projections of linear attention.
@@ -57,8 +59,18 @@ pub enum QkvRows {
         /// Rows of a head.
         rotated: usize,
     },
+    /// The same, row 2i with row 2i + 1.
+    InterleavedPartial {
+        /// Rows of a head.
+        rotated: usize,
+    },
     /// One tensor: all queries, all keys, all values.
     Joined,
+    /// The same; of each head of q and k the first `rotated` rows are rotated as in [`QkvRows::Partial`].
+    JoinedPartial {
+        /// Rows of a head.
+        rotated: usize,
+    },
     /// One tensor of groups: the query heads that share a key head and a value head, then that key head, then that value head.
     Grouped,
 }
@@ -105,6 +117,7 @@ pub const LLAMA: Names = Names {
         all: ["", "", "mlp.experts.down_proj"],
         gate_and_up: "mlp.experts.gate_up_proj",
     },
+    gate_and_up: "mlp.gate_up_proj",
     qkv: QkvRows::Apart,
     delta: DeltaRows::Apart,
     norm_offset: 0.0,
@@ -163,6 +176,7 @@ pub const GGUF: Names = Names {
         all: ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
         gate_and_up: "ffn_gate_up_exps",
     },
+    gate_and_up: "ffn_up",
     qkv: QkvRows::Apart,
     delta: DeltaRows::Apart,
     norm_offset: 0.0,
@@ -237,6 +251,12 @@ impl Names {
         format!("{}{}{layer}.{name}", self.outer, self.layer)
     }
 
+    /// The tensor of a layer's gate and up together, and what its halves are called by themselves, with their endings.
+    pub fn of_gate_and_up(&self, layer: usize) -> (String, [String; 2]) {
+        let halves = [Role::Gate, Role::Up].map(|role| format!("{}.weight", self.of(role, layer)));
+        (format!("{}.weight", self.inside(layer, self.gate_and_up)), halves)
+    }
+
     /// The names that a role's tensor of expert `expert` may have, and how many matrices of this expert and of others it then holds:
     /// 1, the experts, or twice as many, gate and up in turns.
     pub fn of_expert(&self, role: Role, layer: usize, expert: usize, experts: usize) -> Vec<(String, usize)> {
@@ -264,7 +284,7 @@ impl Names {
 
     /// Whether q, k and v are one tensor.
     pub fn fused(&self) -> bool {
-        matches!(self.qkv, QkvRows::Joined | QkvRows::Grouped)
+        matches!(self.qkv, QkvRows::Joined | QkvRows::JoinedPartial { .. } | QkvRows::Grouped)
     }
 
     /// For each row of a mixer's role, in the engine's order, its row in the file's tensor; `None` where they are the same.
@@ -296,13 +316,19 @@ impl Names {
             _ => (dim, 0),
         };
         match self.qkv {
-            QkvRows::Joined => {
+            QkvRows::Joined | QkvRows::JoinedPartial { .. } => {
                 let first = match role {
                     Role::Q => 0,
                     Role::K => a.q_dim(),
                     _ => a.q_dim() + a.kv_dim(),
                 };
-                Some(rows.map(|r| first + r).collect())
+                let within = |r: usize| match self.qkv {
+                    QkvRows::JoinedPartial { rotated } if role != Role::V => {
+                        r / dim * dim + partial(dim, rotated, r % dim)
+                    }
+                    _ => r,
+                };
+                Some(rows.map(|r| first + within(r)).collect())
             }
             QkvRows::Grouped => {
                 let place = |head: usize| match role {
@@ -314,6 +340,13 @@ impl Names {
             }
             QkvRows::Partial { rotated } if matches!(role, Role::Q | Role::K) => {
                 Some(rows.map(|r| r / dim * each + partial(dim, rotated, r % dim)).collect())
+            }
+            QkvRows::InterleavedPartial { rotated } if matches!(role, Role::Q | Role::K) => {
+                let within = |r: usize| match r % (dim / 2) {
+                    pair if pair < rotated / 2 => 2 * pair + r / (dim / 2),
+                    _ => partial(dim, rotated, r),
+                };
+                Some(rows.map(|r| r / dim * each + within(r % dim)).collect())
             }
             QkvRows::Interleaved if matches!(role, Role::Q | Role::K) => {
                 // The pair (i, i + dim / 2) of ours is (2i, 2i + 1) there.
@@ -375,7 +408,9 @@ impl Names {
     /// For each number of a head's norm, in the engine's order, its place in the file; `None` where they are the same.
     pub fn head_order(&self, dim: usize) -> Option<Vec<usize>> {
         match self.qkv {
-            QkvRows::Partial { rotated } => Some((0..dim).map(|r| partial(dim, rotated, r)).collect()),
+            QkvRows::Partial { rotated } | QkvRows::JoinedPartial { rotated } => {
+                Some((0..dim).map(|r| partial(dim, rotated, r)).collect())
+            }
             _ => None,
         }
     }

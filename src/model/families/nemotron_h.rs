@@ -8,7 +8,7 @@ use super::names::{DeltaRows, ExpertNames, GGUF, LLAMA, Names};
 use super::{Activated, Family};
 use crate::error::Result;
 use crate::model::Description;
-use crate::model::config::{Activation, Ffn, Positions};
+use crate::model::config::{Ffn, Positions};
 use crate::model::layer::{CommonForm, LinearAttention, OwnFfn, OwnForm, RouterInput, Scoring, StateRule};
 use crate::model::role::Role;
 use serde_json::Value;
@@ -30,7 +30,7 @@ pub(super) const MIXTURE_GGUF: Family = Family {
     ..FAMILY
 };
 
-const RELU2: Activated = Activated { unsaid: Activation::Relu2, gated: false, both: false };
+const RELU2: Activated = Activated::RELU2_UNGATED;
 const ROUTING: Routing = Routing { scoring: Scoring::Sigmoid, normalised: true, reads: RouterInput::FfnNorm };
 
 const NAMES: Names = {
