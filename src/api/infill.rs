@@ -119,7 +119,7 @@ pub fn tokens(
 }
 
 fn end_with_middle(model: &ServedModel, plan: &mut Plan) {
-    plan.end_with(model.tokenizer.fim_tokens().map_or(&[], |fim| fim.ends()));
+    plan.end_with(model.tokenizer.fim_tokens().map_or(&[][..], |fim| &fim.ends));
 }
 
 /// The end of a text of at most so many bytes.

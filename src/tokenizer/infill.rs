@@ -1,147 +1,14 @@
-//! Prompts for the middle of a text whose prefix and suffix are given (fill in the middle, FIM: Bavarian et al. 2022).
-//!
-//! A model of code was trained on texts whose middle stands at the end, behind tokens that say where prefix, suffix and middle begin. Some models
-//! know other files of a repository before that, each behind a token and its name (Hui et al. 2024, "Qwen2.5-Coder", section 3.1).
+//! Prompts for the middle of a text whose prefix and suffix are given ([`super::fim`]).
 
+use super::fim::FimTokens;
 use super::{MAX_BYTES_PER_TOKEN, Special, Tokenizer};
 use crate::error::Result;
-
-/// How a family of models names its FIM tokens; what it lacks is empty.
-struct Names {
-    prefix: &'static str,
-    suffix: &'static str,
-    middle: &'static str,
-    /// The one of these that a vocabulary has.
-    repository: &'static [&'static str],
-    file: &'static [&'static str],
-    /// Further tokens that end a middle.
-    ends: &'static [&'static str],
-    /// The suffix stands before the prefix.
-    suffix_first: bool,
-}
-
-const FAMILIES: [Names; 7] = [
-    // Qwen2.5-Coder, Qwen3-Coder.
-    Names {
-        prefix: "<|fim_prefix|>",
-        suffix: "<|fim_suffix|>",
-        middle: "<|fim_middle|>",
-        repository: &["<|repo_name|>"],
-        file: &["<|file_sep|>"],
-        ends: &["<|fim_pad|>"],
-        suffix_first: false,
-    },
-    // DeepSeek-Coder.
-    Names {
-        prefix: "<｜fim▁begin｜>",
-        suffix: "<｜fim▁hole｜>",
-        middle: "<｜fim▁end｜>",
-        repository: &[],
-        file: &[],
-        ends: &[],
-        suffix_first: false,
-    },
-    // GLM-4.5.
-    Names {
-        prefix: "<|code_prefix|>",
-        suffix: "<|code_suffix|>",
-        middle: "<|code_middle|>",
-        repository: &[],
-        file: &[],
-        ends: &[],
-        suffix_first: false,
-    },
-    // StarCoder2; Granite Code, whose architecture is Llama's.
-    Names {
-        prefix: "<fim_prefix>",
-        suffix: "<fim_suffix>",
-        middle: "<fim_middle>",
-        repository: &["<repo_name>", "<reponame>"],
-        file: &["<file_sep>", "<filename>"],
-        ends: &["<fim_pad>"],
-        suffix_first: false,
-    },
-    // Code Llama.
-    Names {
-        prefix: "▁<PRE>",
-        suffix: "▁<SUF>",
-        middle: "▁<MID>",
-        repository: &[],
-        file: &[],
-        ends: &["▁<EOT>"],
-        suffix_first: false,
-    },
-    // Seed-Coder.
-    Names {
-        prefix: "<[fim-prefix]>",
-        suffix: "<[fim-suffix]>",
-        middle: "<[fim-middle]>",
-        repository: &[],
-        file: &[],
-        ends: &[],
-        suffix_first: true,
-    },
-    // Codestral.
-    Names {
-        prefix: "[PREFIX]",
-        suffix: "[SUFFIX]",
-        middle: "",
-        repository: &[],
-        file: &[],
-        ends: &[],
-        suffix_first: true,
-    },
-];
 
 /// What a repository and a file without a name are called.
 const UNNAMED: [&str; 2] = ["repository\n", "file\n"];
 /// A prompt that does not fit loses this share of its room at a time, so that the next one, which is a few characters longer, begins with the
 /// same tokens.
 const STEPS: usize = 8;
-
-/// Whether a token of this text is one of them, which no text of a user may become.
-pub fn is_name(text: &str) -> bool {
-    let is_in = |names: &Names| {
-        let lists = [&[names.prefix, names.suffix, names.middle][..], names.repository, names.file, names.ends];
-        lists.into_iter().any(|list| list.contains(&text))
-    };
-    text.starts_with(['<', '[', '▁']) && FAMILIES.iter().any(is_in)
-}
-
-/// The FIM tokens of a vocabulary.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FimTokens {
-    prefix: u32,
-    suffix: u32,
-    middle: Option<u32>,
-    repository: Option<u32>,
-    file: Option<u32>,
-    suffix_first: bool,
-    ends: Vec<u32>,
-}
-
-impl FimTokens {
-    /// Those of a vocabulary, by the ids of its tokens' texts; `None` for one that has none.
-    pub fn find(id_of: impl Fn(&str) -> Option<u32>) -> Option<FimTokens> {
-        FAMILIES.iter().find_map(|names| {
-            let known = |name: &str| if name.is_empty() { None } else { id_of(name) };
-            let (prefix, suffix, middle) = (known(names.prefix)?, known(names.suffix)?, known(names.middle));
-            if middle.is_none() && !names.middle.is_empty() {
-                return None;
-            }
-            let [repository, file] =
-                [names.repository, names.file].map(|list| list.iter().find_map(|name| known(name)));
-            let own = [Some(prefix), Some(suffix), middle, repository, file];
-            let ends = own.into_iter().chain(names.ends.iter().map(|name| known(name))).flatten().collect();
-            Some(FimTokens { prefix, suffix, middle, repository, file, suffix_first: names.suffix_first, ends })
-        })
-    }
-
-    /// Tokens that end a middle, beside those that end every answer.
-    pub fn ends(&self) -> &[u32] {
-        &self.ends
-    }
-}
 
 /// A prompt for a middle, in parts.
 pub struct Infill {
@@ -235,6 +102,7 @@ impl Infill {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tokenizer::fim::is_name;
 
     /// The order of a prompt of one token on each side, by the names of its tokens.
     fn order(names: &[&str]) -> Vec<String> {
@@ -285,7 +153,7 @@ mod tests {
         assert_eq!(FimTokens::find(|name| (name == "<|fim_prefix|>").then_some(1)), None);
         assert_eq!(FimTokens::find(|_| None), None);
         let all = FimTokens::find(|name| Some(name.len() as u32)).unwrap();
-        assert_eq!(all.ends().len(), 6);
+        assert_eq!(all.ends.len(), 6);
     }
 
     #[test]

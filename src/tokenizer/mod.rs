@@ -8,6 +8,7 @@ pub mod bpe;
 pub mod byte_tokens;
 pub mod channels;
 pub mod chat_template;
+pub mod fim;
 mod from_gguf;
 mod growth;
 pub mod hf;
@@ -84,7 +85,7 @@ pub struct Tokenizer {
     drops_leading_space: bool,
     markers: Option<Markers>,
     /// Found when they are asked for first.
-    fim: OnceLock<Option<infill::FimTokens>>,
+    fim: OnceLock<Option<fim::FimTokens>>,
 }
 
 #[derive(Debug)]
@@ -364,9 +365,9 @@ impl Tokenizer {
     }
 
     /// The tokens by which the model writes the middle of a text; `None` if it has none.
-    pub fn fim_tokens(&self) -> Option<&infill::FimTokens> {
+    pub fn fim_tokens(&self) -> Option<&fim::FimTokens> {
         let id_of = |name: &str| (0..self.kinds.len() as u32).find(|&id| self.texts.get(id) == Some(name.as_bytes()));
-        self.fim.get_or_init(|| infill::FimTokens::find(id_of)).as_ref()
+        self.fim.get_or_init(|| fim::FimTokens::find(id_of)).as_ref()
     }
 
     /// The model's chat template as Jinja source, unchecked; `None` if its file has none.

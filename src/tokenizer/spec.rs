@@ -1,6 +1,6 @@
 //! The parts of a tokenizer as plain data that need no other file: packed model files contain it.
 
-use super::infill;
+use super::fim;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -320,6 +320,6 @@ pub fn shown_kind(text: &str, kind: TokenKind) -> TokenKind {
 /// Whether a user-defined token's text is a marker of chat templates, which text from users must not become.
 pub fn looks_like_control(text: &str) -> bool {
     let pipes = |bar| text.starts_with(['<', bar]) && text.contains(bar) && text.ends_with('>');
-    let is_other = matches!(text, "<start_of_turn>" | "[INST]" | "[/INST]") || infill::is_name(text);
+    let is_other = matches!(text, "<start_of_turn>" | "[INST]" | "[/INST]") || fim::is_name(text);
     pipes('|') || pipes('｜') || is_end_text(text) || is_other
 }
