@@ -15,6 +15,7 @@ pub mod fields;
 pub mod forms;
 pub mod habits;
 pub mod infill;
+mod infill_events;
 pub mod items;
 pub mod json_scan;
 pub mod keep_alive;

@@ -3,7 +3,7 @@
 use super::anthropic_stream::MessageEvents;
 use super::error::{ApiError, ErrorForm, unsupported};
 use super::forms::AnswerForms;
-use super::infill::InfillEvents;
+use super::infill_events::InfillEvents;
 use super::model::ServedModel;
 use super::ollama_lines::AnswerLines;
 use super::reader::Reader;
