@@ -73,21 +73,8 @@ impl Drop for Daemon {
 /// The same without a daemon.
 fn first_token(handle: &Handle, tokens: Vec<u32>, max_tokens: usize) -> f64 {
     let begin = Instant::now();
-    let job = Job {
-        owner: 0,
-        client: 1,
-        prompt: tokens,
-        params: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-        max_tokens,
-        stops: Vec::new(),
-        whole: false,
-        ignore_eos: true,
-        logit_bias: Vec::new(),
-        logprobs: None,
-        spoken: Vec::new(),
-        thoughts: None,
-        grammar: None,
-    };
+    let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let job = Job { client: 1, params, ignore_eos: true, ..Job::plain(tokens, max_tokens) };
     let mut events = handle.submit(job).expect("there is room");
     let mut first = None;
     while let Some(event) = events.blocking_recv() {
