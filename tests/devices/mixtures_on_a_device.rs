@@ -110,18 +110,9 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
         let link_us = [0.0, 8.0, 1e9][prng.below(3) as usize];
         split.stream_experts(&model, expert_costs(link_us), streamed).expect("the budget is what it takes");
         assert_eq!((split.device.memory().used, split.streamed_bytes()), (budget, streamed));
-        for (l, &slots) in slots.iter().enumerate() {
-            if prng.below(2) == 0 {
-                let experts: Vec<StoreId> = (0..slots).map(|i| StoreId::new((i + l) % clusters)).collect();
-                split.cache.load(&mut *split.device, l, &experts).expect("they fit and none is named twice");
-                split.cache.settle(&mut *split.device);
-            }
-        }
-        split.cache.barrier = prng.below(3) == 0;
-        if prng.below(4) != 0 {
-            let (prng, clusters) = (Prng::new(seed ^ 0xab), clusters as u64);
-            split.migrator = Some(Box::new(Restless { prng, clusters, most: 7, begun: moves.clone() }));
-        }
+        let own = Prng::new(seed ^ 0xab);
+        let restless = Restless { prng: own, clusters: clusters as u64, most: 7, begun: moves.clone() };
+        restless.unsettle(&mut split, &mut prng, &slots, |_, layer| layer);
         let mut engine = Engine::new(model, 1 + prng.below(2) as usize, Kernels::best());
         // Keys and values in f32 stay on the host; in f16 they lie on the device.
         let kind = [KvType::F32, KvType::F16][prng.below(2) as usize];

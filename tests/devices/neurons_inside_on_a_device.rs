@@ -126,19 +126,9 @@ fn logits_are_the_cpus_for_every_budget_residency_and_interleaving() {
         let link_us = [0.0, 8.0, 1e9][prng.below(3) as usize];
         split.stream_inside(&model, expert_costs(link_us), streamed).expect("the budget is what it takes");
         assert_eq!(split.device.memory().used, budget);
-        for (l, &slots) in slots.iter().enumerate() {
-            if prng.below(2) == 0 {
-                let first = prng.below(neurons as u64) as usize;
-                let some: Vec<StoreId> = (0..slots).map(|i| StoreId::new((first + i) % neurons)).collect();
-                split.cache.load(&mut *split.device, l, &some).expect("they fit and none is named twice");
-                split.cache.settle(&mut *split.device);
-            }
-        }
-        split.cache.barrier = prng.below(3) == 0;
-        if prng.below(4) != 0 {
-            let (prng, clusters) = (Prng::new(seed ^ 0xab), neurons as u64);
-            split.migrator = Some(Box::new(Restless { prng, clusters, most: 20, begun: moves.clone() }));
-        }
+        let own = Prng::new(seed ^ 0xab);
+        let restless = Restless { prng: own, clusters: neurons as u64, most: 20, begun: moves.clone() };
+        restless.unsettle(&mut split, &mut prng, &slots, |prng, _| prng.below(neurons as u64) as usize);
         let mut engine = Engine::new(model, 1 + prng.below(2) as usize, Kernels::best());
         if predicted {
             let predictor = networks.lock().unwrap()[which].clone();

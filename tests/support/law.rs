@@ -4,7 +4,7 @@ use super::{error, packed};
 use dynamicinfer::cache::{Frames, Migration, NeuronCache, NotBegun, Refused};
 use dynamicinfer::cpu::{Isa, Kernels};
 use dynamicinfer::device::Device;
-use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Sparsity};
+use dynamicinfer::engine::{Choice, Engine, Logits, Migrator, Observer, Seen, Sparsity, Split};
 use dynamicinfer::formats::blocks::BlockType;
 use dynamicinfer::formats::rows::Quant;
 use dynamicinfer::ids::{LayerId, SlotId, StoreId};
@@ -112,6 +112,31 @@ impl Migrator for Restless {
                 Err(NotBegun::Refused(Refused::OutOfRange)) => panic!("slot {slot:?}, cluster {neuron:?}"),
                 Err(NotBegun::Refused(Refused::Busy | Refused::AlreadyThere) | NotBegun::Full) => {}
             }
+        }
+    }
+}
+
+impl Restless {
+    /// Fills the slots of some layers, from the cluster on that `first` draws for a layer, and moves others from then on, or nothing does.
+    pub fn unsettle(
+        self,
+        split: &mut Split,
+        prng: &mut Prng,
+        slots: &[usize],
+        first: impl Fn(&mut Prng, usize) -> usize,
+    ) {
+        for (l, &slots) in slots.iter().enumerate() {
+            if prng.below(2) == 0 {
+                let first = first(prng, l);
+                let some: Vec<StoreId> =
+                    (0..slots).map(|i| StoreId::new((first + i) % self.clusters as usize)).collect();
+                split.cache.load(&mut *split.device, l, &some).expect("they fit and none is named twice");
+                split.cache.settle(&mut *split.device);
+            }
+        }
+        split.cache.barrier = prng.below(3) == 0;
+        if prng.below(4) != 0 {
+            split.migrator = Some(Box::new(self));
         }
     }
 }
