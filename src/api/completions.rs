@@ -126,7 +126,12 @@ impl Generates for CompletionRequest {
         let prompts = match (self.suffix.take().filter(|suffix| !suffix.is_empty()), prompt) {
             (None, prompt) => prompts("prompt", prompt, MAX_CHOICES, model)?,
             (Some(suffix), Item::Text(before)) => vec![infill::tokens(model, &mut plan, "prompt", &before, &suffix)?],
-            (Some(_), _) => return Err(ApiError::field("suffix", "suffix goes with a prompt that is one text")),
+            (Some(_), _) => {
+                return Err(ApiError::field(
+                    "suffix",
+                    "suffix goes with a prompt that is one text; give it so, or leave suffix out",
+                ));
+            }
         };
         for prompt in prompts {
             let max_tokens =

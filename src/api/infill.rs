@@ -208,8 +208,9 @@ impl Generates for InfillRequest {
         let time = self.t_max_predict_ms.and_then(|ms| u64::try_from(ms).ok()).filter(|&ms| ms > 0);
         let indent = usize::try_from(self.n_indent.unwrap_or(0)).unwrap_or(usize::MAX);
         let lines = LineLimits { time: time.map(Duration::from_millis), indent };
+        let lines = (time.is_some() || indent > 0).then_some(lines);
         let mut jobs = plan.jobs(asker.client, prompt, max_tokens, None, false);
-        jobs.iter_mut().for_each(|job| job.lines = Some(lines));
+        jobs.iter_mut().for_each(|job| job.lines = lines);
         let echo = json!({
             "stops": plan.stops(),
             "truncated": truncated,

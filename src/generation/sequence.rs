@@ -211,7 +211,8 @@ impl Sequence {
         }
         if ends {
             // A stop string may end with the token's name.
-            let delta = tokenizer.say(&mut self.text, token, false);
+            let mut delta = tokenizer.say(&mut self.text, token, false);
+            self.end_line(&mut delta.text);
             self.release(delta.text, delta.stopped);
             return Some(Ended::Done(Reason::Stop));
         }

@@ -175,7 +175,11 @@ fn an_answer_ends_with_a_line_where_its_time_or_its_indentation_is_over() {
     let (free, _) = ask(json!({"t_max_predict_ms": 0, "n_indent": 0}));
     let first = free.find('\n').expect("a line break in the answer");
     let (indented, kind) = ask(json!({"n_indent": 90}));
-    assert!(free.starts_with(&indented) && indented.len() > first && kind == "limit", "{free:?} {indented:?} {kind}");
+    assert!(
+        free.starts_with(&indented) && indented.len() < free.len() && kind == "limit",
+        "{free:?} {indented:?} {kind}"
+    );
+    assert_eq!(indented.trim_end(), free[..first].trim_end());
     let (timed, kind) = ask(json!({"t_max_predict_ms": 1}));
     assert!(free.starts_with(&timed) && timed.ends_with('\n') && kind == "limit", "{free:?} {timed:?} {kind}");
 }

@@ -41,7 +41,11 @@ fn gguf(k: &Keys) -> Result<Description> {
     }
     let config = k.common(k.rms_norm()?, None, Activated::SILU)?;
     let scale = |key: &str| Ok(k.number(key)?.map_or(1.0, f64::from));
-    let required = |key: &str| k.number(key)?.map(f64::from).ok_or_else(|| k.bad(key, "missing"));
+    let required = |key: &str| {
+        k.number(key)?.map(f64::from).ok_or_else(|| {
+            k.bad(key, "missing: readers disagree on what that means; convert the model again, or take its directory")
+        })
+    };
     let (scores, logits) = ("attention.scale", "logit_scale");
     let scales = Scales {
         embedding: scale("embedding_scale")?,
